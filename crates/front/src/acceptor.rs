@@ -42,8 +42,8 @@ impl HandshakeThreads {
             let (context, listener) = (self.context.clone(), listener.clone());
             let pending = PendingHandshake { stream, peer, listener, share, since };
             // The result is ignored: `begin` returns false only if the front is closing, and then drops the
-            // connection. The queue of the thread needs no limit of its own, because the quota bounds the
-            // number of handshakes.
+            // connection. The queue of the thread needs no limit, because the quota bounds the number of
+            // handshakes.
             let _ = thread.begin(pending.share.party, move || async move { context.receive(pending).await });
         }
         true
@@ -84,7 +84,7 @@ pub(crate) fn spawn(mut acceptor: Acceptor) -> io::Result<JoinHandle<()>> {
         let mut closing = acceptor.closing.clone();
         for listener in listeners {
             let acceptor = acceptor.clone();
-            // Detached: the task ends with the local set.
+            // The task is detached, because it ends with the local set.
             drop(local.spawn_local(async move { acceptor.accept_from(listener).await }));
         }
         local.block_on(&runtime, closing.begun());
@@ -159,7 +159,8 @@ impl Acceptor {
             None => self.let_in(stream, peer, listener.serves),
             Some(secured) if listener.also_plain => {
                 let (acceptor, secured) = (self.clone(), secured.clone());
-                // Detached: the task ends after `handshake_timeout` at the latest, or with the local set.
+                // The task is detached, because it ends after `handshake_timeout` at the latest, or with the
+                // local set.
                 drop(tokio::task::spawn_local(
                     async move { acceptor.tell_apart(stream, peer, &secured).await },
                 ));
@@ -179,10 +180,10 @@ impl Acceptor {
         let first = race(poll_fn(|cx| account.poll_doomed(cx)), first).await;
         drop((slot, account));
         match first {
-            // The memory budget is exhausted; the connection is closed.
+            // The connection is dropped, because the memory budget is exhausted.
             First::Left(()) => {}
-            // A letter begins an HTTP/1 method or the HTTP/2 preface; a TLS record begins with a byte below
-            // 32.
+            // The client does not speak TLS: a letter begins an HTTP/1 method or the HTTP/2 preface, and a
+            // TLS record begins with a byte below 32.
             First::Right(Some(Ok(Some(byte)))) if byte.is_ascii_alphabetic() => {
                 self.let_in(stream, peer, secured.serves);
             }

@@ -31,7 +31,8 @@ impl fmt::Debug for Admission {
     }
 }
 
-/// Whether an admitted connection may stay open. The connection and the table of its shard share this value.
+/// Records whether an admitted connection may stay open. The connection and the table of its shard share this
+/// value.
 pub(crate) struct SessionValidity {
     admission: Admission,
     remote: SocketAddr,

@@ -139,7 +139,7 @@ pub(crate) enum Step {
 }
 
 impl Call {
-    /// Continues the call as far as possible.
+    /// Continues the call as far as possible now.
     pub(crate) fn step(
         self,
         around: &Rc<ConnectionContext>,
@@ -217,8 +217,8 @@ impl Call {
         }
     }
 
-    /// Returns the method to count as ended if the connection ends now; `None` if the call was not counted as
-    /// started.
+    /// Returns the method of the call if the call was counted as started, so that it must be counted as ended
+    /// when it ends; otherwise `None`.
     pub(crate) fn begun_method(&self) -> Option<u16> {
         match self {
             Call::Waiting(_) | Call::Gathering(_) | Call::Page(_) => None,
@@ -252,7 +252,8 @@ impl UnaryRequest {
         self.head.deadline
     }
 
-    /// Returns true if the next step can continue, with the message or with a refusal.
+    /// Returns true if the message is complete or the call is to be refused, so that the next step can
+    /// continue.
     pub(crate) fn is_gathered(&self) -> bool {
         self.is_gathered
     }

@@ -94,7 +94,7 @@ struct Work {
     heads: HeadCache,
     /// Slots of the calls that must be polled in the next round.
     ready: Vec<u32>,
-    /// Unary calls whose message was completed by a later frame.
+    /// Unary calls whose message was completed only by a later frame. They are served in the next round.
     gathered: Vec<Key>,
     /// Requests that wait until the connection's queued answers are below their limit, oldest first. Some of
     /// the requests may have ended since.
@@ -136,7 +136,8 @@ impl Work {
             && !self.ticket.is_waiting()
     }
 
-    /// Returns the newest unary call if it belongs to the stream `key`.
+    /// Returns the unary call that began last, if it belongs to the stream `key` and its message is not
+    /// complete.
     fn opening(&mut self, key: Key) -> Option<&mut UnaryRequest> {
         self.opening.as_deref_mut().filter(|gathering| gathering.key() == key)
     }
@@ -160,10 +161,10 @@ pub(crate) struct Connection {
     /// True if reading from the client was suspended at some time since the last stall check, because the
     /// client did not read its output.
     was_deaf: bool,
-    /// Set once the client has sent a PING.
+    /// Set once the client has sent a PING; until then no memory is needed for it.
     ping_policy: Option<Box<PingPolicy>>,
     heartbeat: Heartbeat,
-    /// Time at which the shard's clock wakes the connection; it may be earlier than needed.
+    /// Time at which the shard's clock wakes the connection; it may be earlier than necessary.
     alarm: Instant,
     is_resting: bool,
     is_closing: bool,

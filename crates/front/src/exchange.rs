@@ -35,7 +35,7 @@ pub(crate) type ConnectionValue = Rc<RefCell<Option<Box<dyn Any>>>>;
 
 /// Request that is not a gRPC call.
 pub struct Exchange {
-    /// Method, path and headers.
+    /// Method, path and headers of the request.
     pub head: Parts,
     /// Request body, readable as it arrives.
     pub body: RequestBody,
@@ -84,17 +84,17 @@ impl Exchange {
         move |cx| ticket.poll(&shard.long_turns, cx)
     }
 
-    /// Returns the largest request message of a call, in bytes.
+    /// Returns the maximum length of a call's request message, in bytes.
     pub fn message_bytes_max(&self) -> usize {
         self.shard.options.message_bytes_max
     }
 
-    /// Returns the largest body that [`RequestBody::gather`] takes, in bytes.
+    /// Returns the maximum size of a body that [`RequestBody::gather`] accepts, in bytes.
     pub fn body_bytes_max(&self) -> usize {
         self.body.bytes_max
     }
 
-    /// Returns the largest message of an answer, in bytes.
+    /// Returns the maximum length of a message of an answer, in bytes.
     pub fn answer_message_bytes_max(&self) -> usize {
         self.shard.options.answer_message_bytes_max
     }

@@ -58,7 +58,7 @@ pub fn start(options: Options, listeners: Vec<Listener>, make_service: MakeServi
     let rejections = Arc::new(Rejections::new(options.rejected.clone()));
     front.counters.extend((0..shards).map(|_| Arc::new(ShardCounters::new(options.methods))));
     for shard in 0..shards {
-        // The channel needs no limit of its own: a connection counts as open before it is sent here, so
+        // The channel needs no limit: a connection counts as open before it is sent here, so
         // `Options::connections_max` bounds the number of queued ones.
         let (channel, handed) = mpsc::unbounded_channel::<ConnectionTransfer>();
         channels.push((channel, front.counters[shard].clone()));

@@ -106,8 +106,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Secure<S> {
     ///
     /// # Errors
     ///
-    /// Returns the reason why the client is not admitted, as it appears in the log. The client received an
-    /// alert.
+    /// Returns the reason why the client is not admitted, as it appears in the log. A TLS alert was sent to
+    /// the client.
     pub async fn meet(stream: S, listener: &tls::ServerTls) -> Result<Secure<S>, String> {
         let connection = ServerConnection::new(listener.config()).map_err(|error| error.to_string())?;
         let mut handshake = begin(stream, connection);

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use crate::Metadata;
 
-/// What is known of a call before its first message: method, client, times and metadata.
+/// Data about a call that is known before its first message: method, client, times and metadata.
 #[derive(Debug)]
 pub struct Head {
     /// Method id from [`crate::Service::method`].

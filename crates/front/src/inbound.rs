@@ -141,7 +141,7 @@ mod tests {
 
     #[test]
     fn the_receiving_half_of_a_stream_is_small() {
-        // Its size matters because `Inbound` is part of the future of each open stream.
+        // The size matters because `Inbound` is part of the future of each open stream.
         assert!(size_of::<Inbound>() <= 48, "{} bytes", size_of::<Inbound>());
     }
 }

@@ -109,7 +109,7 @@ pub struct Rejection {
     pub remote: SocketAddr,
     /// Server name in the client's TLS handshake (SNI); empty if the client sent none.
     pub server_name: String,
-    /// Reason, in etcd's words.
+    /// Reason why the connection was rejected, as etcd would log it.
     pub error: String,
     /// Names in the client's certificate, if the client presented one.
     pub names: Option<tls::PeerNames>,

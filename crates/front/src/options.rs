@@ -108,7 +108,7 @@ impl Default for Options {
             connections_max: 200_000,
             connections_per_address_max: usize::MAX,
             message_bytes_max: (1536 + 512) * 1024,
-            // Same as in etcd, which uses grpc-go's maximum.
+            // etcd also uses this value, the maximum of grpc-go.
             answer_message_bytes_max: i32::MAX as usize,
             budget: Budget::new(1 << 30),
             max_concurrent_streams: u32::MAX,

@@ -18,7 +18,7 @@ impl Progress {
         self.seen.is_some_and(|(seen, _)| seen == moved)
     }
 
-    /// Returns true if every check within the last `timeout` or longer saw the same counter value.
+    /// Returns true if the counter `moved` has had the same value in all checks for at least `timeout`.
     pub(crate) fn is_stalled(&mut self, moved: u64, now: Instant, timeout: Duration) -> bool {
         match self.seen {
             Some((seen, since)) if seen == moved => now.saturating_duration_since(since) >= timeout,

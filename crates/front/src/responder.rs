@@ -124,7 +124,8 @@ impl Responder {
         });
     }
 
-    /// Sends the head of a page. `end` means that no body follows. Returns false if the stream has ended.
+    /// Sends the head of a page's answer. `end` is true if no body follows. Returns false if the stream has
+    /// ended.
     pub(crate) fn open_page(&mut self, head: &Parts, end: bool) -> bool {
         let mut fields: Vec<Field<'_>> = vec![(b":status", head.status.as_str().as_bytes())];
         // White space around values is removed: HTTP/1 allows it and gives it no meaning, HTTP/2 forbids it.
@@ -179,7 +180,7 @@ impl Responder {
         self.around.http2.borrow().room(self.key)
     }
 
-    /// Requests that the call is woken when nothing of its answer is queued and the window is open.
+    /// Requests that the call be stepped again when nothing of its answer is queued and the window is open.
     pub(crate) fn want_room(&self) {
         self.around.http2.borrow_mut().want_room(self.key);
     }

@@ -42,7 +42,7 @@ pub struct Shard {
     pub counters: Arc<ShardCounters>,
 }
 
-/// What a shard needs for repeated checks of its clients' certificates.
+/// Inputs and outputs of a shard's repeated checks of its clients' certificates.
 pub(crate) struct Certificates {
     /// Changes whenever TLS files were reloaded, after which the certificates are checked.
     pub(crate) reloads: watch::Receiver<u64>,
@@ -77,7 +77,7 @@ pub(crate) async fn run(
         turnstile: Turnstile::new(may_wait, counters),
         long_turns: LongTurns::default(),
     });
-    // Detached: the task ends with the shard.
+    // The tasks are detached, because they end with the shard.
     let (admissions, every) = (state.admissions.clone(), state.options.certificates_checked_every);
     drop(tokio::task::spawn_local(async move { admissions.watch(every, certificates.reloads).await }));
     let keeper = state.clone();
@@ -95,7 +95,7 @@ pub(crate) async fn run(
             let handed = Box::new(handed);
             let (state, service, open) = (state.clone(), service.clone(), open.clone());
             let closing = shard.closing.clone();
-            // Detached: the connection ends by itself or with the shard.
+            // The task is detached, because it ends by itself or with the shard.
             drop(tokio::task::spawn_local(async move {
                 Box::pin(Pass::default().through(&state.turnstile, handed.origin.peer.ip())).await;
                 let ConnectionTransfer { stream, origin, tls, slot } = *handed;

@@ -49,9 +49,9 @@ pub(crate) struct Socket<S> {
 struct Http1 {
     /// Bytes that were written by hyper and not sent yet.
     output: Option<Filled>,
-    /// Total bytes handed to the kernel.
+    /// Total number of bytes of HTTP/1 that the kernel has accepted.
     sent_bytes: u64,
-    /// Bytes that may be read or sent before other connections have their turn.
+    /// Number of bytes that may still be read or sent before other connections run.
     allowance: usize,
 }
 
@@ -200,7 +200,7 @@ impl<S: Transport> Socket<S> {
         }
     }
 
-    /// Returns true if bytes of HTTP/1 wait to be sent.
+    /// Returns true if gathered bytes of HTTP/1 are waiting to be sent.
     pub(crate) fn has_unsent(&self) -> bool {
         self.output().is_some()
     }
@@ -213,7 +213,7 @@ impl<S: Transport> Socket<S> {
         self.output().is_some_and(|output| output.end == output.buffer.len())
     }
 
-    /// Returns the total bytes of HTTP/1 handed to the kernel.
+    /// Returns the total number of bytes of HTTP/1 that the kernel has accepted.
     pub(crate) fn sent_bytes(&self) -> u64 {
         self.http1.as_ref().map_or(0, |http1| http1.sent_bytes)
     }

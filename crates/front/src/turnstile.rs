@@ -34,7 +34,7 @@ const GOING_ON: Duration = Duration::from_millis(100);
 /// Admits a limited number of turns per step, and queues the turns above the limit.
 pub(crate) struct Turnstile {
     queue: RefCell<Queue>,
-    /// Methods that may wait, by id.
+    /// True for methods whose calls may wait, indexed by method id.
     may_wait: Vec<bool>,
     /// Counters of all shards.
     counters: Vec<Arc<ShardCounters>>,
@@ -47,7 +47,7 @@ struct Queue {
     is_open: bool,
     /// Waiting turns by address; no queue in the map is empty.
     waiting: HashMap<IpAddr, VecDeque<Rc<QueueEntry>>>,
-    /// Addresses with waiting turns, the next one first.
+    /// Addresses that have waiting turns, in the order in which they are served.
     order: VecDeque<IpAddr>,
     /// Waker of the task [`Turnstile::keep`] while no step is needed.
     stepper: Option<Waker>,
@@ -71,7 +71,7 @@ impl Queue {
             } else {
                 self.order.push_back(address);
             }
-            // Only the queue still references the entry: its connection was dropped.
+            // An entry that only the queue still references is skipped, because its connection was dropped.
             if let Some(entry) = entry.filter(|entry| Rc::strong_count(entry) > 1) {
                 return Some(entry);
             }
@@ -120,7 +120,8 @@ impl Turnstile {
             if others.go_on(now, || self.others_received()) {
                 tokio::time::sleep(STEP).await;
             } else {
-                // Yielding makes the runtime poll the network before the next step.
+                // No other calls are arriving, so the next step begins as soon as the runtime has polled the
+                // network.
                 tokio::task::yield_now().await;
             }
             self.step();
@@ -154,7 +155,7 @@ impl Turnstile {
         }
     }
 
-    /// Admits the caller now (`None`), or queues it and returns its entry.
+    /// Returns `None` if the turn is admitted now; otherwise queues it and returns its entry.
     fn enter(&self, party: IpAddr, waker: &Waker) -> Option<Rc<QueueEntry>> {
         let queue = &mut *self.queue.borrow_mut();
         if queue.is_open {

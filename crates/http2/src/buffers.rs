@@ -497,7 +497,7 @@ mod tests {
             }
             input.filled(n);
             assert!(input.unread().iter().eq(&expected));
-            // Less than one frame may be left unread.
+            // Leaves less than one frame unread, as `Input::space` requires.
             let stays = (round * 13 % frame::PAYLOAD_BYTES_MAX).min(expected.len());
             let consumed = expected.len() - stays;
             input.consume(consumed);

@@ -39,7 +39,7 @@ const RESETS_MAX: usize = 64;
 /// one of them is an error, because the peer has ended its side of the stream.
 const ENDED_MAX: usize = 4;
 
-/// How a stream has ended, as far as it is remembered.
+/// Way in which a stream has ended, as far as it is remembered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Gone {
     /// This end reset the stream: frames that were in flight are no error.

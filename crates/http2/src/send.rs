@@ -498,7 +498,7 @@ impl Connection {
             && payload.is_empty()
         {
             // An end without data is attached to the last queued data instead of being queued, because it
-            // needs no window (RFC 9113, section 6.9.1), and so no frame of its own.
+            // needs no window (RFC 9113, section 6.9.1), and so no separate frame.
             let last = stream.backlog.as_mut().and_then(|backlog| backlog.queue.back_mut());
             if let (true, Some(Piece::Data { end: last, .. })) = (*end, last) {
                 *last = true;

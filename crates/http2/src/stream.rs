@@ -19,9 +19,9 @@ pub struct Key {
 }
 
 impl Key {
-    /// Returns a small number that no other open stream of the connection has; numbers are reused. A caller
-    /// can use the number as an index into its own table, and compare [`Key::id`] to detect that a number was
-    /// reused.
+    /// Returns a small number that no other open stream of the connection has. A caller can use it as an
+    /// index into its own table. The numbers of streams that have ended are reused, which a caller can detect
+    /// by [`Key::id`].
     pub fn slot(self) -> usize {
         self.slot as usize
     }

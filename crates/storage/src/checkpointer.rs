@@ -143,7 +143,8 @@ pub struct Checkpointer {
     base_version_bytes: Option<u64>,
     /// True if the last checkpoint failed because the disk was full.
     lacked_space: bool,
-    /// True after the disk was found to be full, until it has much free space again.
+    /// True after the disk was full, until [`Checkpointer::keep_reserve`] finds that it has much free space
+    /// again.
     was_short: bool,
     /// True after a checkpoint has failed because the disk was full although the file system reported enough
     /// free space. Never reset.
@@ -164,7 +165,7 @@ enum Job {
     Relocation(Box<Moving>),
 }
 
-/// Result of a step.
+/// Result of a step of the checkpointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// No order is being executed.
@@ -180,7 +181,7 @@ pub enum Step {
 /// A checkpoint that is being written.
 struct Writing {
     stage: Stage,
-    /// Number of existing levels that are kept below the new one.
+    /// Number of the checkpointer's `levels` that are kept; the new one follows them.
     kept: usize,
     from: Revision,
     to: Revision,

@@ -15,7 +15,7 @@ use telemetry::logging::{Logger, Value};
 pub struct CleanShutdown {
     disk: Arc<dyn Disk>,
     path: PathBuf,
-    /// The record when the member was started; `None` if it was missing or damaged.
+    /// The record in the file when it was read at the start; `None` if it was missing or damaged.
     pub known: Option<ShutdownRecord>,
     /// True if the file existed, even if it was damaged.
     pub was_there: bool,

@@ -76,7 +76,7 @@ pub enum DataDirError {
     Empty {
         /// Directory that was searched.
         path: PathBuf,
-        /// What the directory lacks, as the error message calls it.
+        /// Name of the data that the directory lacks, for the error message.
         lacks: &'static str,
     },
     /// The cluster has removed this member.
@@ -169,7 +169,7 @@ pub enum LogDirMismatch {
     NotEmpty {
         /// Directory that the options name.
         chosen: PathBuf,
-        /// One of the files.
+        /// One of the files that do not belong to a log.
         file: PathBuf,
     },
     /// The directory contains the data directory, or is in it and used for something other than the log.
@@ -240,7 +240,7 @@ pub enum Inconsistency {
     },
     /// The manifest names a file that cannot be a run of the checkpoint.
     UnknownRun {
-        /// Name of the file.
+        /// Name of the file in the manifest.
         name: String,
     },
     /// The runs of the checkpoint have content that Mainstay never writes.

@@ -52,7 +52,7 @@ To go back to etcd: stop the member, make a directory for etcd of this one, and 
 (`mainstay utl export --help`; docs/migration.md has the steps for a cluster, and for --wal-dir.)
 ";
 
-/// What a start has found at the path of etcd's directory `member/snap`, and what it has changed there.
+/// Result of a start's look at the path of etcd's directory `member/snap`, with the change made there.
 #[derive(Debug, PartialEq, Eq)]
 pub enum KeptOut {
     /// The directory contains etcd's files of a member that was taken over. [`crate::taken_over`] protects
@@ -67,7 +67,7 @@ pub enum KeptOut {
 
 /// Result of [`keep_out`].
 pub struct Exclusion {
-    /// What the start has found at the path of etcd's directory `member/snap`, and what it has changed there.
+    /// State of the path of etcd's directory `member/snap`, with the change made there.
     pub out: KeptOut,
     /// Lock of the database in a directory that was moved aside. It must be held while the member runs: an
     /// etcd that had opened the database file before waits for this lock, and starts when it is dropped.

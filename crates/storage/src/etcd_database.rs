@@ -90,7 +90,7 @@ struct LeaseWalk {
     is_done: bool,
 }
 
-/// Maximum number of users, roles and leases that are written in one step.
+/// Maximum number of users and roles, or of leases, that are written in one step.
 const LEASES_PER_STEP: usize = 1024;
 
 /// Values of consecutive versions, read by [`Writing::portion`] and written into a database by
@@ -411,7 +411,8 @@ impl EtcdDatabase {
                 left -= 1;
             }
             if left == before {
-                // No leases whose ids have this sign are left.
+                // No leases whose ids have this sign are left. After the positive ids follow the negative
+                // ones, and then the end.
                 (walk.behind, walk.is_negative, walk.is_done) = (None, true, is_negative);
             }
         }

@@ -22,13 +22,13 @@ pub struct EtcdBeside {
     pub data_dir: PathBuf,
     /// etcd's files in the data directory.
     pub files: EtcdFiles,
-    /// Whether etcd's store contains data of clients.
+    /// Content of etcd's store: data of clients, or none.
     pub holds: Holds,
     /// The program whose files were written last; `None` if the modification times are not known.
     pub newer: Option<Newer>,
 }
 
-/// Whether a store that etcd has created contains data of clients.
+/// Content of a store that etcd has created: data of clients, or none.
 #[derive(Debug)]
 pub enum Holds {
     /// No client has written to etcd's store.

@@ -64,7 +64,7 @@ impl KvHash {
     }
 }
 
-/// Result of HashKV.
+/// Result of the call HashKV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HashedKv {
     /// CRC-32C of the versions that HashKV covers.

@@ -65,7 +65,7 @@ pub(crate) struct LogDir {
     lock: Option<Lock>,
 }
 
-/// What the files of a data directory other than the log say about its member.
+/// Facts about a member that the files of its data directory other than the log show.
 #[derive(Clone, Copy)]
 pub(crate) struct OtherFiles {
     /// True if a file exists that is written only after the first entries of the log.

@@ -42,7 +42,7 @@ struct Window {
 }
 
 impl ReadAhead {
-    /// Returns a reader of the values of `values`.
+    /// Returns a reader that reads ahead and takes all other values from `values`.
     pub fn of(values: &Rc<LogValues>) -> Rc<ReadAhead> {
         let nowhere = Location { segment: 0, offset: 0 };
         let window = Window { start: nowhere, buffer: None, len: 0, end: nowhere, ahead: AHEAD_BYTES_MIN };

@@ -364,7 +364,8 @@ impl State {
         }
     }
 
-    /// Removes a portion of which no thread is reading a run, so that other portions may be admitted.
+    /// Removes a portion, and subtracts its bytes from the limit against which they count. No thread may be
+    /// reading one of its runs.
     fn release(&mut self, id: u64) -> Option<Portion> {
         let portion = self.portions.remove(&id)?;
         match portion.stage {
@@ -401,7 +402,7 @@ impl Readers {
         Readers::of(log, false, THREADS_MAX)
     }
 
-    /// Returns readers without threads, which read when [`Readers::step`] is called.
+    /// Returns readers without threads, for simulations. They read only when [`Readers::step`] is called.
     pub fn by_hand(log: log::Values) -> Arc<Readers> {
         Readers::of(log, true, 0)
     }

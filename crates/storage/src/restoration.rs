@@ -238,11 +238,11 @@ pub struct Filling<'r> {
     last: ChangeId,
 }
 
-/// Rules for applying entries that are used if the options of the member are not known.
+/// Rules by which entries are applied if the options of the member are not known.
 pub const RULES: Rules = Rules { learners_max: 1 };
 
 impl Restoration {
-    /// Starts a restoration in a directory that contains no member yet.
+    /// Starts to create a data directory at a path where no member exists.
     ///
     /// # Errors
     ///
@@ -261,7 +261,7 @@ impl Restoration {
     ///
     /// # Errors
     ///
-    /// As for [`Restoration::begin`].
+    /// Returns the errors of [`Restoration::begin`].
     pub fn begin_apart(
         disk: &Arc<dyn Disk>,
         data_dir: &Path,
@@ -279,7 +279,7 @@ impl Restoration {
     ///
     /// # Errors
     ///
-    /// As for [`Restoration::begin`].
+    /// Returns the errors of [`Restoration::begin`].
     pub fn begin_sized(
         disk: &Arc<dyn Disk>,
         data_dir: &Path,
@@ -477,7 +477,7 @@ impl Restoration {
     ///
     /// # Errors
     ///
-    /// As for [`Restoration::follow`].
+    /// Returns the errors of [`Restoration::follow`].
     pub fn follow_on(
         &mut self,
         machine: &mut Machine,

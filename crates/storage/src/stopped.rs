@@ -61,7 +61,7 @@ impl Stopped {
     ///
     /// # Errors
     ///
-    /// As for [`Stopped::open`].
+    /// Returns the errors of [`Stopped::open`].
     pub fn open_with(
         disk: &Arc<dyn Disk>,
         data_dir: &Path,

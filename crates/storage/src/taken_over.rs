@@ -21,7 +21,7 @@ use log::OpenError;
 use crate::error::DataDirError;
 use crate::log_dir;
 
-/// Name of the mark in a member's directory.
+/// Name of the mark, the file in a member's directory that says that the member was taken over from etcd.
 ///
 /// ```text
 /// 0   magic        8   "MNSTETC\n"
@@ -44,7 +44,7 @@ const HEAD_BYTES: usize = 36;
 /// the lengths of the other fields.
 const BYTES_MAX: usize = HEAD_BYTES + 255 + 4096 + 4;
 
-/// Whether etcd's files still exist after a takeover.
+/// State of etcd's files after a takeover: kept, being deleted, or deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Files {
     /// All of etcd's files exist.
@@ -63,7 +63,7 @@ pub struct TakenOver {
     pub wal_apart: Option<PathBuf>,
     /// Fingerprint of etcd's log at the takeover.
     pub left: Fingerprint,
-    /// Whether etcd's files still exist.
+    /// State of etcd's files since the takeover.
     pub files: Files,
 }
 

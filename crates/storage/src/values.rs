@@ -27,7 +27,7 @@ const SLOTS: usize = 4096;
 /// Maximum size in bytes of a value that is cached. A larger value is not cached, because copying it takes as
 /// long as reading it.
 const CACHED_BYTES_MAX: u32 = 2048;
-/// Number of remembered locations of large values whose checksum was verified; a power of two.
+/// Number of slots in the table of large values whose checksum was verified; a power of two.
 const CHECKED_SLOTS: usize = 1024;
 /// Number of values not in memory after which the remaining values of a pass are fetched without checking
 /// whether they are in memory.
@@ -283,7 +283,8 @@ impl Attempt {
         }
     }
 
-    /// Returns true if no value was missing, so that the result is valid, including errors.
+    /// Returns true if no value was missing in this pass, so that the result that was built is valid, even if
+    /// it is an error.
     pub fn is_complete(&self) -> bool {
         self.missing.borrow().is_empty() || planted::is(planted::Bug::AnsweredWithoutValues)
     }
@@ -322,7 +323,7 @@ impl Attempt {
     }
 
     /// Returns false if a fetched value will not be found in memory after [`Attempt::forget`] has dropped it,
-    /// even if it is read again at once.
+    /// even if it is read again immediately.
     pub fn tells_at_hand(&self, value: Value) -> bool {
         self.source.tells_at_hand(value)
     }

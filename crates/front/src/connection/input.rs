@@ -33,7 +33,7 @@ pub(super) enum InputOutcome {
     TooMuch(&'static [u8]),
 }
 
-/// What follows the handling of one HTTP/2 event.
+/// Result of handling one HTTP/2 event: how the round continues.
 enum EventOutcome {
     /// The next event may be handled.
     Continue,

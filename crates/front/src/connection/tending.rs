@@ -186,7 +186,7 @@ impl Connection {
             if let Some(call) = self.calls.take(key) {
                 call.expire(&self.around);
                 self.note_use();
-                // The status is sent in the next turn.
+                // Wakes the connection, because the status is sent only in the next turn.
                 self.around.transport_waker.wake_by_ref();
             }
         }

@@ -155,7 +155,7 @@ struct Memo {
 #[derive(Default)]
 struct Memos {
     list: Vec<Memo>,
-    /// Index to overwrite next, once the list is full.
+    /// Index of the oldest element, which is overwritten next once the list is full.
     next: u8,
 }
 
@@ -348,7 +348,8 @@ impl Decoder {
     }
 
     fn dynamic(&self, index: usize) -> Result<(&[u8], &[u8], &Entry), Damaged> {
-        // Index 0 is not valid (section 6.1).
+        // The indices of the dynamic table follow those of the static table. The subtraction fails only for
+        // index 0, which is not valid (section 6.1).
         let at = index.checked_sub(static_table::LEN + 1).ok_or(Damaged)?;
         self.table.get(at).ok_or(Damaged)
     }

@@ -23,7 +23,7 @@ const MEMO_BYTES: usize = 22;
 /// 8.3).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InvalidField {
-    /// Name of the field, as text.
+    /// Name of the field, as a string.
     pub name: String,
 }
 
@@ -54,7 +54,7 @@ impl Prepared {
 struct List {
     id: u64,
     fields: Vec<Prepared>,
-    /// Maximum encoded size in bytes.
+    /// Maximum encoded size of the list in bytes.
     bytes_max: usize,
     /// True if the list has fields other than pseudo-header fields.
     has_regular: bool,
@@ -213,7 +213,7 @@ pub(crate) struct Encoder {
 #[derive(Default)]
 struct Memos {
     list: Vec<Memo>,
-    /// Index to overwrite next, once the list is full.
+    /// Index of the oldest element, which is overwritten next once the list is full.
     next: u8,
 }
 
