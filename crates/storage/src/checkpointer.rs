@@ -1,11 +1,11 @@
 //! Writes checkpoints of the state while the member runs, so that a start need not replay the whole log. Also
 //! finds values that have to be moved out of old log segments, so that these can be deleted.
 //!
-//! The checkpointer reads the state slice by slice ([`AsOf`]) on a dedicated thread with pauses, and neither
-//! the writer nor readers of the state wait for it. A checkpoint is a base run followed by delta runs, like
-//! the levels of a log-structured merge tree: most checkpoints write only new versions. A run is rewritten,
-//! together with newer ones, only when the newer ones together have reached its size, so each version is
-//! written only a few times in total.
+//! The checkpointer reads the state in short steps ([`AsOf`]) on a dedicated thread, with pauses in between,
+//! so neither the writer nor readers of the state wait for it. A checkpoint is a base run followed by delta
+//! runs, like the levels of a log-structured merge tree: most checkpoints write only new versions. A run is
+//! rewritten, together with newer ones, only when the newer ones together have reached its size, so each
+//! version is written only a few times in total.
 //!
 //! # Example: runs and levels
 //!
@@ -60,8 +60,8 @@ const PAUSE_MAX: Duration = Duration::from_millis(5);
 /// Pause after a commit that failed half-way, so that it is unknown whether it took effect. The next order,
 /// which repeats the commit, is executed only after the pause.
 const SETTLE_PAUSE: Duration = Duration::from_millis(200);
-/// Estimated size of a version in a run, in bytes: used before this process has measured the size, and as the
-/// lower bound of most estimates that use the measured size.
+/// Estimated size of a version of a key in a run, in bytes. Used if no run gives a better estimate, and in
+/// most estimates also as a lower bound.
 const VERSION_BYTES: u64 = 48;
 const VERSION_BYTES_MIN: u64 = 8;
 /// Maximum number of bytes by which a run may exceed its estimated size, on a large disk.
@@ -397,12 +397,12 @@ impl Checkpointer {
             let _ = self.store.drop_reserve();
             return self.hold(0, Need::More);
         }
-        // An error here has another reason than lack of space. Then it would not help if the log kept space
-        // free, so the reserve counts as complete.
+        // `keep_reserve` does not return an error if the disk is full, so an error has another cause. It
+        // would not help then if the log kept space free, so the reserve counts as complete.
         let kept = self.store.keep_reserve(wanted, (slack / 4).max(4096)).unwrap_or(wanted);
         self.lacks_reserve = kept < wanted;
-        // If the reserve is too small for a complete checkpoint, the need is urgent, because log segments can
-        // be deleted, which frees space, only after that checkpoint.
+        // The need is urgent if the reserve is too small for a complete checkpoint: log segments can be
+        // deleted only after the next checkpoint, so without that checkpoint no space becomes free.
         let need = if kept < bytes + growth { Need::Urgent } else { Need::More };
         self.hold(wanted.saturating_sub(kept), need);
     }
@@ -564,8 +564,8 @@ impl Checkpointer {
                 let manifest = Checkpointer::manifest(&levels, writing.applied_index, writing.term, metadata);
                 let committed = self.commit(manifest, levels, false);
                 // The commit is repeated once if it failed half-way, because the sync of the directory may
-                // succeed then. Without the retry the checkpoint would fail, and the run, which is valid,
-                // would be written again.
+                // succeed the second time. Without the retry the checkpoint would fail, and the run, which is
+                // valid, would be written again.
                 committed.or_else(|why| if self.unsettled.is_some() { self.settle() } else { Err(why) })?;
                 Ok(None)
             }

@@ -67,7 +67,8 @@ impl CleanShutdown {
 
     /// Records that the log is in use, and the position up to which it is durable. Must be called before
     /// anything is written to the log. Otherwise, after a crash, the file would still contain the record of a
-    /// clean shutdown, and the log would be longer than that record says.
+    /// clean shutdown, and the next start would be refused, because the log would be longer than that record
+    /// says.
     pub fn open(&self, identity: &Identity, synced_to: Option<LogEnd>) -> Result<(), OpenError> {
         self.write(identity, None, synced_to)
     }

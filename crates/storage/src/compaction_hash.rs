@@ -24,7 +24,7 @@ use crate::kv_hash::KvHash;
 const KEPT_MAX: usize = 10;
 /// Maximum number of compactions that wait for their hash. Further compactions get no hash.
 pub const JOBS_MAX: usize = 16;
-/// Number of versions visited between two pauses.
+/// Number of versions of keys that are visited between two pauses.
 const VERSIONS_PER_SLICE: usize = 4096;
 /// Ratio of pause time to the time of the preceding slice, so that hashing uses only a part of a processor
 /// core.
@@ -48,7 +48,8 @@ pub struct CompactionHash {
 }
 
 impl CompactionHash {
-    /// Waits until the hash is computed, and returns it; returns `None` if its computation was given up.
+    /// Waits until the hash is computed, and returns it; returns `None` if the computation ended without a
+    /// hash.
     pub async fn wait(mut self) -> Option<u32> {
         match *self.progress.wait_for(|progress| *progress != Progress::Computing).await.ok()? {
             Progress::Known(hash) => Some(hash),

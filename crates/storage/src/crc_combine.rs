@@ -10,7 +10,7 @@
 const GENERATOR: u32 = 0x82f6_3b78;
 /// The polynomial x^8, by which one appended byte multiplies a string.
 const BYTE: u32 = 1 << (31 - 8);
-/// Entry n is x to the power of 8 * 2^n.
+/// Entry n is x to the power of 8 * 2^n, by which 2^n appended bytes multiply a string.
 const POWERS: [u32; 32] = {
     let mut powers = [BYTE; 32];
     let mut n = 1;

@@ -181,7 +181,7 @@ pub enum LogDirMismatch {
     },
 }
 
-/// A contradiction between files of a data directory, or content of a file that no version of Mainstay
+/// A contradiction between files of a data directory, or content of a file that no release of Mainstay
 /// writes.
 #[derive(Debug)]
 pub enum Inconsistency {

@@ -5,10 +5,10 @@
 //! id, and serves clients. To prevent that, a directory of Mainstay has a file at the path `member/snap`, at
 //! which etcd first creates a directory. So every release of etcd refuses to start, with `failed to create
 //! snapshot directory`, the path, and `not a directory`, and writes nothing. The content of that file
-//! explains the remedy. The name of another file, beside `member`, also explains it: etcd prints that name
+//! explains the remedy. A second file, beside `member`, explains the remedy in its name, which etcd prints
 //! before it exits (`found invalid file under data directory`). For a member that was taken over, files in
-//! the directory of etcd's log keep etcd from starting ([`crate::taken_over`]). Here they would not suffice,
-//! because etcd creates its database before it reads that directory.
+//! the directory of etcd's log keep etcd from starting ([`crate::taken_over`]). In a directory without a log
+//! of etcd, such files would not suffice, because etcd creates its database before it reads that directory.
 //!
 //! ```text
 //! <data-dir>/THIS-IS-DATA-OF-MAINSTAY.…      text
@@ -17,7 +17,8 @@
 //! ```
 //!
 //! If etcd has created a store anyway, the operator must decide whether to keep etcd's store or the member's
-//! data. Until then, a start is refused, and so is an import (`COMPAT-410`).
+//! data. Until the operator has moved the files of one of them away, a start is refused, and so is an import
+//! (`COMPAT-410`).
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -52,7 +53,7 @@ To go back to etcd: stop the member, make a directory for etcd of this one, and 
 (`mainstay utl export --help`; docs/migration.md has the steps for a cluster, and for --wal-dir.)
 ";
 
-/// Result of a start's look at the path of etcd's directory `member/snap`, with the change made there.
+/// State of the path of etcd's directory `member/snap` after [`keep_out`].
 #[derive(Debug, PartialEq, Eq)]
 pub enum KeptOut {
     /// The directory contains etcd's files of a member that was taken over. [`crate::taken_over`] protects
@@ -67,7 +68,7 @@ pub enum KeptOut {
 
 /// Result of [`keep_out`].
 pub struct Exclusion {
-    /// State of the path of etcd's directory `member/snap`, with the change made there.
+    /// State of the path of etcd's directory `member/snap` after the call.
     pub out: KeptOut,
     /// Lock of the database in a directory that was moved aside. It must be held while the member runs: an
     /// etcd that had opened the database file before waits for this lock, and starts when it is dropped.
@@ -78,13 +79,14 @@ pub struct Exclusion {
 /// if etcd has created its directory there in the meantime; after the last one, an error is returned.
 const LOOKS_MAX: u32 = 4;
 
-/// Prevents etcd from creating a store in a member's directory that [`refuse`] has accepted. The files are
-/// created only once. Must be called before the replay of the log, because etcd may be started during a long
-/// replay. `wal_dir` is the directory of `--wal-dir`.
+/// Prevents etcd from creating a store in a member's directory that [`refuse`] has accepted: creates a file
+/// at the path `snap` unless it exists. Must be called before the replay of the log, because etcd may be
+/// started during a long replay. `wal_dir` is the directory of `--wal-dir`.
 ///
-/// The file is renamed to `snap` atomically, and the rename fails if etcd has created its directory in the
-/// meantime. A directory of etcd is moved aside only after the database in it was locked; a missing database
-/// is created for that. While the lock is held, no etcd runs on the directory, and none can start.
+/// The file is written under a temporary name and then renamed to `snap`; the rename fails if etcd has
+/// created its directory in the meantime. A directory of etcd is moved aside only after the database in it
+/// was locked; a missing database is created for that. While the lock is held, no etcd runs on the directory,
+/// and none can start.
 ///
 /// # Errors
 ///

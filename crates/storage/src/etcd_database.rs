@@ -3,7 +3,8 @@
 //! machine, for an import.
 //!
 //! The state is traversed twice, in the order of revisions: once to compute lengths, which needs no values,
-//! and once to write it. Both passes run in steps, so that a shard can serve other clients in between.
+//! and once to write it. Both passes run in steps, so that the thread of the caller can serve other clients
+//! between two steps.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -76,8 +77,8 @@ enum UserOrRole<'a> {
     Role(&'a Role),
 }
 
-/// Number of a role's permissions, or of a user's roles, for which the role or user counts as one more
-/// against the limit of a step.
+/// Divisor for the size of users and roles: a user with n roles, or a role with n permissions, counts as 1 +
+/// n / 16 against the limit of a step.
 const PARTS_PER_USER: usize = 16;
 
 /// Progress of a pass over the leases. Leases are visited in the order of their ids as unsigned numbers, so
@@ -247,7 +248,8 @@ pub fn version<'c>(change: &Change<'c>) -> Result<SnapshotVersion<'c>, TooManyCh
     })
 }
 
-/// Error for a state whose version is malformed, or newer than this version of Mainstay supports.
+/// Error for a state whose storage or cluster version is malformed, or newer than this release of Mainstay
+/// supports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownVersion(pub String);
 

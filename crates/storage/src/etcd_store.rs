@@ -42,9 +42,9 @@ pub enum Holds {
 /// The program whose files were written last, with the time since the other program's last write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Newer {
-    /// etcd's files are newer, by this time.
+    /// etcd's files are newer, by this duration.
     Etcd(Duration),
-    /// Mainstay's files are newer, by this time.
+    /// Mainstay's files are newer, by this duration.
     Mainstay(Duration),
 }
 

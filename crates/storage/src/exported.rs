@@ -1,9 +1,10 @@
 //! Marks a member that was exported to a data directory of etcd, and refuses to start a marked member. Once
 //! etcd starts on the exported directory, the data of the member is out of date.
 //!
-//! A member that starts with out-of-date data does not know the votes that it has given and the entries that
-//! it has acknowledged since. It could vote again in the same term, or for a candidate that lacks committed
-//! entries, before a leader contacts it. So a start is refused.
+//! The member and the etcd member that was created from it have the same id. If the member started with its
+//! out-of-date data, it would not know the votes that etcd has given and the entries that etcd has
+//! acknowledged under that id since the export. It could vote again in the same term, or for a candidate that
+//! lacks committed entries, before a leader contacts it. So a start is refused.
 
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};

@@ -1,5 +1,6 @@
 //! Computes the checksum that the call HashKV returns, with etcd's formula, so that the hashes of Mainstay
-//! and etcd can be compared. Versions are added to a [`KvHash`] in slices.
+//! and etcd can be compared. The caller adds the versions to a [`KvHash`] one by one, so that it can spread
+//! the work over several steps.
 
 use std::cell::Cell;
 
@@ -71,7 +72,7 @@ pub struct HashedKv {
     pub hash: u32,
     /// Compact revision of the state; -1 if it was never compacted.
     pub compact_revision: Revision,
-    /// Revision that was hashed.
+    /// Revision up to which the state was hashed.
     pub revision: Revision,
 }
 

@@ -7,8 +7,9 @@
 //! * [`checkpointer`] writes checkpoints and finds values that have to be moved out of old segments;
 //!   [`terms`] encodes the raft terms that are stored with a checkpoint.
 //! * [`values`] reads values that are in memory, large values in parts through [`buffers`], and neighbouring
-//!   values with [`read_ahead`]; [`readers`] are threads that wait for the disk on behalf of other threads,
-//!   and [`block_on`] is for threads that may block. [`catch_up`] reads entries for followers that lag.
+//!   values with [`read_ahead`]; [`readers`] are threads that wait for the disk on behalf of threads that
+//!   must not wait, and [`block_on`] runs a future on a thread that may block. [`catch_up`] reads log entries
+//!   for followers that lag.
 //! * [`restoration`] creates a data directory from an external state; [`stopped`] reads a data directory
 //!   without starting a member.
 //! * [`taken_over`] marks a directory that was taken over from etcd and still contains etcd's files, and
@@ -22,9 +23,10 @@
 //! The crate knows nothing of elections, clients or other members. Callers that need notifications pass in a
 //! callback or the sending end of a queue.
 //!
-//! Invariants: all acknowledged data exists after a start; otherwise the start is refused with a message that
-//! names the file, the offset and the remedy (I18). Neither the core nor a shard waits for a read from the
-//! disk (`server/tests/it/stepped/uncached.rs`).
+//! Invariants: after a start, all acknowledged data is there; if some is missing, the start is refused with a
+//! message that names the file, the offset and the remedy (I18). Neither the core (the thread that applies
+//! log entries) nor a shard (a thread that serves clients) waits for a read from the disk;
+//! `server/tests/it/stepped/uncached.rs` tests this.
 //!
 //! Start reading with [`opening::open`], [`values`] and [`checkpointer`]. Tests: beside the code, and
 //! `mainstay/tests/it/damage_table.rs`.

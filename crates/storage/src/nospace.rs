@@ -29,7 +29,7 @@ impl Cause {
     }
 
     /// Returns the cause for which this number stands in a log entry; `None` if the entry contains no cause,
-    /// because an older version of Mainstay or a client created it.
+    /// because an older release of Mainstay or a client created it.
     pub fn of_entry(number: u32) -> Option<Cause> {
         [Cause::Disk, Cause::Quota].into_iter().find(|cause| cause.in_entry() == number)
     }

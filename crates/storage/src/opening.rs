@@ -51,7 +51,7 @@ pub trait LogEvents: Send + Sync {
     /// Adds an event to the queue. Called on the log's threads.
     fn tell(&self, event: LogEvent);
 
-    /// Makes the calling thread the receiver, which is woken for each event.
+    /// Makes the calling thread the receiver of the events: each new event wakes this thread.
     fn receive_here(&self);
 
     /// Moves all queued events into `into`, which must be empty. Waits for the first event, but at most for
@@ -95,7 +95,7 @@ pub struct Opened {
     pub node: Node,
     /// The log, ready for appending.
     pub log: Log,
-    /// The result of opening the log.
+    /// Report of opening the log: the last index, the hard state, and the repairs that were made.
     pub recovered: Recovered,
     /// Location of each entry after the checkpoint.
     pub locations: VecDeque<EntryPlace>,
@@ -118,8 +118,8 @@ pub struct Opened {
 }
 
 impl Opened {
-    /// Reports to the operator the repairs of the raft log and the restored state. `took` is the duration of
-    /// opening.
+    /// Writes the repairs of the raft log, and a summary of the restored state, to the operator's log. `took`
+    /// is the duration of opening.
     pub fn report(&self, logger: &Logger, took: Duration) {
         for repair in &self.recovered.repairs {
             logger.warn(
@@ -182,8 +182,8 @@ pub fn lock(
 ) -> Result<Lock, DataDirError> {
     if let Some(mark) = TakenOver::read(disk, member_dir)? {
         let lock = lock_member(disk, member_dir)?;
-        // The database is locked before etcd's log is checked: a running etcd may not have written to its log
-        // yet, so the check alone would not detect it.
+        // The database is locked before etcd's log is checked: an etcd that is just starting has possibly
+        // written nothing to its log yet, so the check alone would not detect it.
         let etcd = mark.shut_out(disk, member_dir)?;
         if let Some(why) = &etcd.unlocked {
             warn(why);
@@ -268,8 +268,9 @@ fn open_or_refuse(opening: &Opening<'_>) -> Result<Opened, DataDirError> {
     })?;
     exported::refuse(&**disk, member_dir)?;
     if let Some(taken_over) = TakenOver::read(&**disk, member_dir)? {
-        // Writes the files that keep etcd from starting before the member can vote or acknowledge an entry:
-        // an etcd that started on its old files would not know of that.
+        // The files that keep etcd from starting must exist before this member votes or acknowledges an
+        // entry: an etcd that started on its old files would not know of these votes and entries, and could
+        // contradict them.
         taken_over.guard(&**disk, member_dir)?;
     }
     let found = look(opening, member_dir)?;
@@ -299,7 +300,8 @@ fn open_found(opening: &Opening<'_>, mut found: Found<'_>, lock: Lock) -> Result
     let Found { checkpoints, clean_shutdown, identity, beginning, mut log_dir, .. } = found;
     log_dir.settle()?;
     // For a new log, the shutdown record is written only after the first entries are durable (below). A crash
-    // before may leave no segment, and the next start begins again only if no record says that a log existed.
+    // before that may leave no segment of the log. The next start then creates the member once more, but only
+    // if no shutdown record says that a log existed.
     let lasting = beginning.is_none();
     if lasting {
         clean_shutdown.open(&identity, replayed.log.values().log_end())?;

@@ -1,6 +1,6 @@
-//! Reads values that follow each other in the log with few large reads. For hashes and snapshots, which read
-//! values in the order of revisions, the order of the log. One read of 64 KiB takes a tenth of the time of
-//! two hundred reads of single values.
+//! Reads values that follow each other in the log with few large reads. Used for hashes and snapshots, which
+//! read values in the order of revisions, which is also the order of the values in the log. One read of 64
+//! KiB takes a tenth of the time of two hundred reads of single values.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -31,7 +31,8 @@ pub struct ReadAhead {
 /// The buffered part of the log.
 struct Window {
     start: Location,
-    /// Buffer whose first `len` bytes are valid.
+    /// Buffer whose first `len` bytes are valid, and the reservation for it in the memory account of the
+    /// connection whose work was running when the buffer was taken.
     buffer: Option<(Buffer, Option<Held>)>,
     len: usize,
     /// Location of the end of the value that was read last.
@@ -103,7 +104,8 @@ impl Source for ReadAhead {
         };
         let Location { segment, offset } = value.location;
         window.end = Location { segment, offset: offset.saturating_add(value.len) };
-        // Otherwise the value is read alone. That read also reports the error if the value is damaged.
+        // A value that the window does not contain is read alone. That read also reports the error if the
+        // value is damaged.
         if given { Ok(true) } else { self.values.read_at_hand(value, out) }
     }
 

@@ -174,8 +174,8 @@ impl Inner {
         let mut state = self.state();
         let Some((id, runs, at)) = state.next_run() else { return false };
         if state.has_turns() {
-            // Wakes another thread for the remaining runs. Some of them may have been queued without waking a
-            // thread, because one was already notified for this run.
+            // Wakes another thread for the remaining runs. Possibly no thread was woken when they were
+            // queued: the thread that now reads this run may have been notified already, and counted as idle.
             self.rouse(&mut state, 1);
         }
         drop(state);

@@ -71,8 +71,8 @@ pub struct RestoredHead {
 /// An entry that follows a restored state in the raft log.
 #[derive(Clone, Debug)]
 pub struct RestoredEntry {
-    /// True if the entry is committed and not part of the state yet, so that it has to be applied to the
-    /// state in addition.
+    /// True if the entry is committed but not yet part of the restored state, so that it must be applied to
+    /// the state as well as appended to the log.
     pub applies: bool,
     /// The log entry.
     pub entry: log::Entry,
@@ -119,7 +119,7 @@ pub enum RestorationError {
         /// Number by which the revision is to be raised.
         by: u64,
     },
-    /// A version is out of order, or its revision is too high.
+    /// A version of a key is out of order, or its revision is too high.
     OutOfOrder {
         /// Main and sub-revision of the version.
         at: ChangeId,
@@ -225,7 +225,8 @@ pub struct Restoration {
     events: Receiver<LogEvent>,
 }
 
-/// Receives the versions of a state for a directory that is being created.
+/// Receives the versions of all keys of a state, in the order of revisions, and writes their values to the
+/// log of a directory that is being created.
 pub struct Filling<'r> {
     restoration: &'r mut Restoration,
     assembly: Assembly,
@@ -238,7 +239,8 @@ pub struct Filling<'r> {
     last: ChangeId,
 }
 
-/// Rules by which entries are applied if the options of the member are not known.
+/// Rules by which entries are applied if the options of the member are not known: at most one learner, which
+/// is the default of `--max-learners`.
 pub const RULES: Rules = Rules { learners_max: 1 };
 
 impl Restoration {
@@ -407,8 +409,8 @@ impl Restoration {
         if let Some(to) = bump {
             let head = reader.head_mut();
             head.revision = to;
-            // Members restored from the same snapshot with different bumps have different states. So the bump
-            // is mixed into the hash, to make their hashes differ.
+            // Members restored from the same snapshot with different bumps have different states. So the
+            // raised revision is mixed into the hash, to make their hashes differ.
             head.state_hash = head.state_hash.map(|hash| mix(hash, to.0 as u64));
         }
         let mut number = 0;

@@ -20,11 +20,11 @@ use crate::opening::{lock, replay_log, restore};
 use crate::restoration::RULES;
 use crate::values::LogValues;
 
-/// State of a stopped member: its checkpoint, and all entries after it that are known to be committed,
-/// applied. The directory stays locked until this value is dropped.
+/// State of a stopped member: the state of its checkpoint, to which all later entries that are known to be
+/// committed have been applied. The data directory stays locked until this value is dropped.
 ///
-/// Opening cuts off an incomplete write at the end of the log, as a start does, and changes nothing else in
-/// the files.
+/// Opening cuts off an incomplete write at the end of the log, as a start does, and otherwise leaves the
+/// member's data unchanged.
 pub struct Stopped {
     /// Ids of the member and its cluster.
     pub identity: Identity,
@@ -45,7 +45,7 @@ pub struct Stopped {
 }
 
 impl Stopped {
-    /// Reads a data directory, and applies its entries with the default rules.
+    /// Reads a data directory, and applies its entries with the default rules, which allow one learner.
     ///
     /// # Errors
     ///
@@ -56,8 +56,9 @@ impl Stopped {
     }
 
     /// Reads a data directory, and applies its entries with the rules of the member's options. If `log_dir`
-    /// is given, the log is read from that directory, which is not locked, instead of the one that the data
-    /// directory notes. This is for a data directory under construction, which no other process uses.
+    /// is given, the log is read from that directory instead of the one that the data directory's note names,
+    /// and that directory is not locked. This is for a data directory under construction, which no other
+    /// process uses.
     ///
     /// # Errors
     ///
@@ -104,7 +105,7 @@ impl Stopped {
             return Err(Inconsistency::NoCheckpoint { member_dir: member_dir.clone(), lacking }.into());
         }
         // True if a snapshot was installed and the member stopped before it restarted its log after the
-        // snapshot. The entries of the log are then older than the state.
+        // snapshot. The entries of the log are then older than the state, and must not be applied to it.
         let behind = replayed.recovered.last_index < machine.applied_index
             || replayed.entries.first().is_some_and(|entry| entry.term < machine.applied_term);
         if behind {

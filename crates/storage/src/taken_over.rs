@@ -118,11 +118,11 @@ impl TakenOver {
         self.wal_apart.clone().unwrap_or_else(|| member_dir.join("wal"))
     }
 
-    /// Returns an error if etcd has run on the directory since the takeover.
+    /// Checks that etcd has not run on the directory since the takeover.
     ///
     /// # Errors
     ///
-    /// Returns an error if etcd has run, or if a file cannot be read.
+    /// Returns [`DataDirError::EtcdRanAgain`] if etcd has run, or an error if a file cannot be read.
     pub fn check(&self, disk: &dyn Disk, member_dir: &Path) -> Result<(), DataDirError> {
         let wal_dir = self.wal_dir(member_dir);
         let changed = match self.files {

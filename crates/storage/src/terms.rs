@@ -1,5 +1,5 @@
-//! Stores with a checkpoint the raft terms of log entries that are only on disk. With these terms a leader
-//! finds the point from which a follower's log differs from its own, without reading its log.
+//! Keeps in each checkpoint the raft terms of the log entries that are only on disk, so that a leader can
+//! find the entry from which a follower's log differs from its own without reading its own log from the disk.
 
 use machine::Machine;
 use numbers::{EntryId, Index, Term};
@@ -60,8 +60,9 @@ impl Terms {
             .collect()
     }
 
-    /// Decodes the runs. If they do not match the machine's state, or are missing because an older version of
-    /// Mainstay wrote the checkpoint, returns only the term of the last applied entry.
+    /// Decodes the runs. If they do not match the machine's state, or are missing because an older release of
+    /// Mainstay wrote the checkpoint, returns only the term of the last applied entry, or no term if no entry
+    /// was applied.
     pub fn read(bytes: &[u8], machine: &Machine) -> Terms {
         let number = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
         let run = |pair: &[u8]| EntryId { index: Index(number(&pair[..8])), term: Term(number(&pair[8..])) };

@@ -1,9 +1,10 @@
 //! Reads values from the log, with a small cache of values that are read repeatedly.
 //!
-//! Threads that may wait for a disk read through [`LogValues`]. Shards and the core must not wait. A shard
-//! makes an [`Attempt`] with the values that are in memory; if some are missing, they are fetched by the
-//! reader threads, and the shard tries again. The core reads through [`AtHand`]: an entry that needs missing
-//! values waits until they are fetched, and so do the entries after it.
+//! Threads that may wait for a disk read through [`LogValues`]. Shards (the threads that serve clients) and
+//! the core (the thread that applies log entries) must not wait. A shard makes an [`Attempt`] to build a
+//! response from the values that are in memory; if some are missing, the reader threads fetch them, and the
+//! shard builds the response again. The core reads through [`AtHand`]: an entry that needs missing values is
+//! applied only after they have been fetched, and the entries after it wait for it.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -29,15 +30,16 @@ const SLOTS: usize = 4096;
 const CACHED_BYTES_MAX: u32 = 2048;
 /// Number of slots in the table of large values whose checksum was verified; a power of two.
 const CHECKED_SLOTS: usize = 1024;
-/// Number of values not in memory after which the remaining values of a pass are fetched without checking
-/// whether they are in memory.
+/// Maximum number of failed reads from memory in one pass (one run of the code that builds a result). After
+/// that, the pass records its other values as missing without checking whether they are in memory.
 const MISSES_PER_PASS: usize = 16;
-/// Number of passes after which every value is fetched without checking whether it is in memory. Otherwise
-/// there could be endlessly many passes, because the operating system can evict pages between two passes.
+/// Number of passes after which every value that has not been fetched is recorded as missing without checking
+/// whether it is in memory. Otherwise the number of passes would have no limit, because the operating system
+/// can evict pages between two passes.
 const PASSES_WITH_QUESTIONS: u32 = 3;
 
-/// Size in bytes of a chunk of a response if its values have to be fetched, so that several are fetched
-/// together; the last value may exceed it.
+/// Minimum size, in bytes, that [`Attempt::piece_bytes`] returns for a chunk of a response if values of the
+/// chunk have to be fetched, so that several values are fetched together.
 const FETCHED_PIECE_BYTES: usize = 64 << 10;
 
 /// Returns the status with which a call fails if a value cannot be read.
@@ -48,8 +50,8 @@ pub fn unreadable(error: &ReadError) -> Status {
 /// Reader of values for one thread.
 ///
 /// Reading a value from the log costs a system call and the computation of a checksum. A value is cached when
-/// it is read twice before another value of the same cache slot is read. So frequently read values cost
-/// neither. The bytes at a location in the log never change, so cached values are never stale.
+/// it is read twice before another value of the same cache slot is read. So a value that is read frequently
+/// costs neither. The bytes at a location in the log never change, so cached values are never stale.
 pub struct LogValues {
     log: log::Values,
     /// Threads that fetch values that are not in memory. If `None`, the calling thread itself waits for the
@@ -179,8 +181,8 @@ pub trait Source {
     /// Forgets that a value is intact, so that the next check reads its bytes.
     fn distrust(&self, _value: Value) {}
 
-    /// Returns false if a value that was not in memory will not be found there even directly after it was
-    /// fetched, because the operating system cannot tell what is in memory.
+    /// Returns false if the operating system cannot tell whether the bytes of this value are in memory. A
+    /// read without waiting then never finds the value, even directly after it was fetched.
     fn tells_at_hand(&self, _value: Value) -> bool {
         true
     }
@@ -291,7 +293,8 @@ impl Attempt {
 
     /// Returns the size of the next chunk of a response to a client that reads `wanted` bytes. If a value of
     /// the chunk has to be fetched, the size is at least 64 KiB, so that a client that reads one byte at a
-    /// time does not cause a disk read for each byte. Called after each value.
+    /// time does not cause a disk read for each byte. The caller must call this after each value, because the
+    /// result can change with the value.
     pub fn piece_bytes(&self, wanted: usize) -> usize {
         let fetches = !self.arrived.is_empty() || !self.missing.borrow().is_empty();
         if fetches { wanted.max(FETCHED_PIECE_BYTES) } else { wanted }
@@ -322,8 +325,9 @@ impl Attempt {
         self.fetched_value(value).is_some()
     }
 
-    /// Returns false if a fetched value will not be found in memory after [`Attempt::forget`] has dropped it,
-    /// even if it is read again immediately.
+    /// Returns false if the operating system cannot tell whether the bytes of this value are in memory. A
+    /// fetched value that [`Attempt::forget`] has dropped then has to be fetched again, even if it is needed
+    /// immediately.
     pub fn tells_at_hand(&self, value: Value) -> bool {
         self.source.tells_at_hand(value)
     }
@@ -395,8 +399,8 @@ impl Attempt {
         }
         let Some(reading) = &mut self.reading else { return Poll::Ready(()) };
         let polled = Pin::new(&mut *reading).poll(context);
-        // The charges are taken even if the reading is not complete, so that the values that have arrived so
-        // far are charged to the connection.
+        // The charges (memory reservations) are taken even if the reading is not complete, so that the values
+        // that have arrived so far are charged to the connection's memory account.
         self.charged.take(reading.take_charges());
         let Poll::Ready(arrived) = polled else { return Poll::Pending };
         self.reading = None;
@@ -422,34 +426,35 @@ impl Attempt {
         self.arrived_bytes
     }
 
-    /// Drops the charges for the fetched values, because the owner of the attempt charges these values
-    /// itself.
+    /// Drops the memory reservations for the fetched values. Called by an owner of the attempt that reserves
+    /// the memory of these values itself.
     pub fn drop_charges(&mut self) {
         self.charged = Charged::NO_ONE;
     }
 
-    /// Drops the fetched values and their charges.
+    /// Drops the fetched values and their memory reservations, and starts to count the passes from 0 again.
     pub fn forget(&mut self) {
         (self.passes, self.arrived, self.arrived_bytes) = (0, Vec::new(), 0);
         self.charged = Charged::NO_ONE;
     }
 }
 
-/// The charges for the values that an [`Attempt`] has received from the readers. The readers charge the bytes
-/// only to the total of all clients. Here the charges are moved to a connection, where possible. Otherwise,
-/// if a client exceeded the memory budget with such values, other connections would be closed, because these
-/// would hold more according to their accounts.
+/// The memory reservations (charges) for the values that an [`Attempt`] has received from the reader threads.
+/// The reader threads reserve the bytes only in the total of all clients. This type moves the reservation to
+/// the memory account of the connection that needs the values, if one is known. Otherwise, if such values
+/// exceeded the memory budget, the server would close other connections, because their accounts would show
+/// more memory.
 enum Charged {
-    /// Charged to no connection, because the values were received while no connection's work was running.
+    /// Reserved for no connection, because the values were received while no connection's work was running.
     ToNoOne(Vec<Charge>),
-    /// Charged to the connection whose work was running when the values were received.
+    /// Reserved for the connection whose work was running when the values were received.
     ToConnection(Held),
 }
 
 impl Charged {
     const NO_ONE: Charged = Charged::ToNoOne(Vec::new());
 
-    /// Adds the charges for values that were received from the readers.
+    /// Adds the reservations for values that were received from the reader threads.
     fn take(&mut self, mut taken: Vec<Charge>) {
         if taken.is_empty() {
             return;
@@ -495,7 +500,8 @@ impl Values for Attempt {
 }
 
 /// Reader of values for the core while it applies an entry. If a value is not in memory, applying the entry
-/// stops before it has changed anything, and is repeated after the value was fetched.
+/// fails with [`ReadError::NotAtHand`] before it has changed anything, and the core repeats it after the
+/// value was fetched.
 pub struct AtHand<'a> {
     source: &'a LogValues,
     /// Fetched values in ascending order of location.

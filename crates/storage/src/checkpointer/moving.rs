@@ -1,5 +1,5 @@
-//! Finds the live values in old segments of the log, batch by batch, so that the core can write them again
-//! and the segments can be deleted.
+//! Finds the live values in old segments of the log, batch by batch, so that the core can write them again at
+//! the end of the log and the old segments can be deleted.
 
 use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 

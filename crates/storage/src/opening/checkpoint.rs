@@ -32,7 +32,7 @@ pub(crate) fn restore(
     let (mut runs, mut levels) = (Vec::new(), Vec::new());
     for run in &manifest.runs {
         let mut reader = checkpoints.read(run)?;
-        // Runs that an older version of Mainstay has written contain no identity, so it cannot be compared.
+        // Runs that an older release of Mainstay has written contain no identity, so they cannot be checked.
         if !reader.metadata.is_empty() && reader.metadata != identity.to_bytes() {
             let path = member_dir.join("checkpoint").join(&run.name);
             return Err(DataDirError::OtherCheckpoint { path, identity: identity.clone() });

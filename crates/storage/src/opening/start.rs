@@ -63,7 +63,7 @@ impl Start {
         if behind && applied > Index(0) {
             // The terms of an installed snapshot start after the entries of this log. If they start within
             // this log, no snapshot was installed: the checkpoint was made from this log, and the log has
-            // lost its end. Then the start is refused.
+            // lost its end. In that case the start is refused.
             let terms = Terms::read(manifest.map_or(&[][..], |manifest| &manifest.metadata), machine);
             if last_index < applied && terms.first_index().is_some_and(|first| first <= last_index) {
                 let log_dir = log_dir.to_path_buf();
@@ -82,9 +82,10 @@ impl Start {
         Ok(start)
     }
 
-    /// Creates the first entries of an empty log, and returns the existing members of the cluster. The log
-    /// can also be empty without being new: after a first start that was interrupted, or if a joining member
-    /// has not received entries from the others yet.
+    /// Appends the first entries if the log is empty, and returns id and peer URLs of the members that the
+    /// cluster already has. Returns an empty list if the log has entries. The log can also be empty without
+    /// being new: after a first start that was interrupted, or if a joining member has not received entries
+    /// from the others yet.
     pub(super) fn begin(
         &mut self,
         opening: &Opening<'_>,
@@ -143,8 +144,8 @@ impl Start {
             "forcing a new cluster with this member alone",
             &[("removed", Value::Uint(changes.len() as u64)), ("last-index", Value::Uint(last.0))],
         );
-        // All entries of the log become committed: some of them were acknowledged to clients, and no other
-        // member is left that knows which.
+        // All entries of the log become committed: any of them may have been acknowledged to a client, and no
+        // other member is left that knows which.
         self.hard_state.term = term;
         self.hard_state.commit = last + changes.len() as u64;
         if !changes.is_empty() {

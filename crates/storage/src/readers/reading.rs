@@ -18,7 +18,8 @@ pub(super) const TAKEN_BACK_MAX: u32 = 1;
 /// of its remaining runs is read.
 pub struct Reading {
     pub(super) readers: Arc<Readers>,
-    /// True for a reading of the core, which is read first and needs no admission.
+    /// True if the values are for the core: they are then read before those of all clients, and without
+    /// admission.
     pub(super) is_first: bool,
     pub(super) runs: Arc<[Run]>,
     /// Number of runs whose values have arrived.
@@ -30,13 +31,13 @@ pub struct Reading {
     /// again.
     pub(super) taken_back: u32,
     pub(super) arrived: Vec<ReadValue>,
-    /// Charges for the bytes of the values that have arrived.
+    /// Memory reservations (charges) for the bytes of the values that have arrived.
     pub(super) charges: Vec<Charge>,
 }
 
 impl Reading {
-    /// Returns the charges for the values to which this future has resolved. The caller must keep the charges
-    /// until it drops the values.
+    /// Returns the memory reservations (charges) for the values that have arrived since the last call. The
+    /// caller must keep them until it drops the values.
     pub fn take_charges(&mut self) -> Vec<Charge> {
         std::mem::take(&mut self.charges)
     }
