@@ -24,7 +24,7 @@ const PAUSE: Duration = Duration::from_millis(50);
 /// Number of accepted connections after which the acceptor yields the processor to other threads.
 const ACCEPTED_AT_ONCE: u64 = 16;
 
-/// Channels to the handshake threads, and what they need to perform a handshake.
+/// Channels to the handshake threads, and the data that these threads need to perform a handshake.
 pub(crate) struct HandshakeThreads {
     pub(crate) threads: Vec<HandshakeThread<IpAddr>>,
     pub(crate) context: Arc<HandshakeContext>,

@@ -70,7 +70,7 @@ pub(crate) enum AdmittedRequest {
 }
 
 /// Checks a request's head like grpc-go's server, and begins the request. Returns `None` if the request was
-/// refused; the refusal is already sent then. The deadline counts from `since`, the time at which the request
+/// refused; the refusal has then been sent. The deadline counts from `since`, the time at which the request
 /// arrived.
 pub(crate) fn begin(
     around: &Rc<ConnectionContext>,

@@ -1,4 +1,4 @@
-//! Checks again and again whether clients that TLS has admitted would still be admitted, because certificates
+//! Checks repeatedly whether clients that TLS has admitted would still be admitted, because certificates
 //! expire and the files of trusted and revoked certificates change. [`Admissions`] holds the admitted
 //! connections of a shard, and checks them in batches.
 

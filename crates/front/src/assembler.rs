@@ -1,6 +1,6 @@
 //! Cuts the payloads of HTTP/2 DATA frames into gRPC messages: [`Assembler`]. It reads the prefixes of
-//! messages, checks lengths and compression flags, and decompresses. It does not charge memory or work to the
-//! connection; its callers do.
+//! messages, checks lengths and compression flags, and decompresses. It does not reserve memory in the
+//! connection's account and does not count work; its callers do.
 
 use api::{Code, Status};
 use bytes::{Buf, Bytes, BytesMut};

@@ -31,7 +31,7 @@ use crate::service::{Answer, LocalBoxFuture, PieceSource, Service, Unary};
 /// Status of a call that exceeded its deadline.
 pub(crate) const DEADLINE: Status = Status::new(Code::DeadlineExceeded, "context deadline exceeded");
 
-/// Unary call whose request message is incomplete.
+/// Unary call whose request message is being received.
 pub(crate) struct UnaryRequest {
     head: Head,
     responder: Responder,
@@ -64,15 +64,15 @@ pub(crate) struct PendingCall {
 }
 
 /// Unary call whose answer is ready, but not queued, because the connection's queued answers are at their
-/// limit. The future of the call is dropped, so that it does not occupy a slot for disk reads while it waits
-/// for the client. An answer that is produced in chunks fails if it waits too long, because it reads from a
-/// snapshot of the store that is kept only for a limited time.
+/// limit. The future of the call is dropped, so that it does not hold resources of the service, such as an
+/// admitted disk read, while it waits for the client. An answer that is produced in chunks fails if it waits
+/// too long, because it reads from a snapshot of the store that is kept only for a limited time.
 pub(crate) struct FinishedCall {
     made: Answer,
     responder: Responder,
     method: u16,
     gzip: bool,
-    /// Memory charge for the call and its answer.
+    /// Reservation for the call and its answer in the connection's memory account.
     charge: Charge,
 }
 
@@ -90,7 +90,8 @@ pub(crate) struct PiecewiseAnswer {
     _stallable: Stallable,
     /// Memory that the source holds, in bytes.
     held: Rc<Cell<usize>>,
-    /// Memory charge for the bytes of the source, plus `base` bytes for the call.
+    /// Reservation in the connection's memory account for the bytes of the source, plus `base` bytes for the
+    /// call.
     charge: Charge,
     base: usize,
 }
@@ -102,7 +103,7 @@ pub(crate) struct StreamingCall {
     pub(crate) inbox: Rc<Inbox>,
     /// Progress of the queued messages; `None` while no message waits for the client.
     progress: Option<Box<StreamProgress>>,
-    /// Number of bytes that are charged to [`Sending::account`] as request bytes of this call.
+    /// Number of bytes that are reserved in [`Sending::account`] as request bytes of this call.
     charged: usize,
 }
 
@@ -184,8 +185,8 @@ impl Call {
         matches!(self, Call::Finished(_))
     }
 
-    /// Returns true if the call holds data that has made no progress for too long. The caller then resets the
-    /// stream by dropping the call.
+    /// Returns true if the call holds data that has made no progress for too long. The caller then drops the
+    /// call and resets its stream.
     pub(crate) fn is_stalled(&mut self, check: &StallCheck<'_>) -> bool {
         match self {
             Call::Waiting(_) | Call::Pending(_) | Call::Finished(_) => false,
@@ -309,8 +310,9 @@ impl UnaryRequest {
         Ok(())
     }
 
-    /// Marks the call as waiting for more bytes from the client, and charges its memory. Returns true if the
-    /// memory limit is reached; the next step then refuses the call.
+    /// Marks the call as waiting for more bytes from the client, and reserves memory for it in the
+    /// connection's memory account. Returns true if the memory limit is reached, so that the next step
+    /// refuses the call.
     pub(crate) fn wait(&mut self, around: &Rc<ConnectionContext>) -> bool {
         if self.waits.is_none() {
             let (charge, _stallable) = (Charge::new(&around.account), Stallable::new(around));
@@ -321,8 +323,9 @@ impl UnaryRequest {
         self.is_gathered
     }
 
-    /// Charges the memory of a call that waits for the client. The whole announced length of the message is
-    /// charged when it begins, so that a message that was accepted can always be completed.
+    /// Reserves memory for a call that waits for the client. Memory for the whole announced length of a
+    /// message is reserved when the message begins, so that a message that was accepted can always be
+    /// completed. If the memory limit is reached, marks the call as to be refused.
     fn charge_more(&mut self, around: &ConnectionContext) {
         let message = self.message.as_ref().map_or(0, Bytes::len);
         let bytes = self.assembler.announced().unwrap_or(0) as usize + message;
@@ -416,9 +419,9 @@ impl PendingCall {
 }
 
 impl FinishedCall {
-    /// Charges the memory of the answer and tries to send it. If the answer needs more memory than the call
-    /// had charged, and the connection's calls exceed their memory limit, the client receives a status
-    /// instead.
+    /// Reserves memory for the answer, and sends the answer as soon as possible. If the answer needs more
+    /// memory than was reserved for the call before, and the memory limit is reached, the client receives a
+    /// status instead.
     #[cold]
     fn begin(
         mut self: Box<Self>,
@@ -430,8 +433,8 @@ impl FinishedCall {
             Answer::Whole(message) => message.len(),
             Answer::Pieces { held, .. } => held.get(),
         };
-        // The service's future and the metadata are freed now. So an answer that needs no more memory than
-        // these is always kept, because it does not increase the charge.
+        // The service's future and the metadata have been freed. So an answer that needs no more memory than
+        // these is always kept, because it does not increase the reservation.
         let before = self.charge.bytes().max(CALL_BYTES);
         self.charge.set(CALL_BYTES + bytes.saturating_sub(METADATA_BYTES));
         around.add_work(bytes);
@@ -464,8 +467,8 @@ impl FinishedCall {
 }
 
 /// Sends the result of a unary call, or keeps it until the connection's queued answers are below their limit.
-/// `charge` is the charge of the call so far; `bytes` is the length of the request if `charge` does not
-/// include it.
+/// `charge` is the memory reservation of the call so far, if it has one; `bytes` is the length of the request
+/// if the reservation does not include it.
 #[expect(clippy::too_many_arguments, reason = "all of them are moved out of a call that is over")]
 fn answer(
     around: &Rc<ConnectionContext>,
@@ -514,8 +517,8 @@ fn answer(
             Step::Over
         }
         Ok(Answer::Pieces { len, source, held, .. }) => {
-            // The memory of the answer is charged, because a client that keeps its window closed can make any
-            // number of such answers wait.
+            // Memory for the answer is reserved in the connection's account, because a client that keeps its
+            // window closed can make any number of such answers wait.
             let mut charge = charge.unwrap_or_else(|| Charge::new(&around.account));
             charge.raise_to(CALL_BYTES + bytes);
             let base = charge.bytes();
@@ -565,11 +568,12 @@ impl PiecewiseAnswer {
         let mut wanted = if self.begun { room } else { room.saturating_sub(PREFIX_BYTES) };
         if wanted == 0 && (self.waits || room > 0) {
             // One byte is requested although the client's window is closed or too small. There are two cases.
-            // First, the source was asked for more bytes before, and the client has reduced its window since:
-            // data that was fetched for the source occupies memory shared with others until it is taken, so
-            // it is better that one byte takes it and waits for the window under the stall timeout. Second,
-            // the window is smaller than a gRPC prefix: without a request the HTTP/2 engine would report
-            // available space again and again.
+            // First (`waits`), the source was called before and was pending, and the client has reduced its
+            // window since. The data that was fetched for the source occupies memory that other clients need
+            // until the source is called again. So the source is called for one byte, which then waits in the
+            // stream for the window, under the stall timeout. Second (`room > 0`), the window is smaller than
+            // a gRPC prefix: if nothing were queued, the HTTP/2 engine would report the available space again
+            // and again.
             wanted = 1;
         }
         if wanted == 0 && self.left > 0 {

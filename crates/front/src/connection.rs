@@ -46,15 +46,15 @@ const WRITTEN_AT_ONCE: u64 = LONG_BYTES as u64;
 /// Number of open calls of an ending connection that are dropped before other connections run.
 const FORGOTTEN_AT_ONCE: usize = 256;
 
-/// Bytes of table entries, here and in the HTTP/2 engine, that a call leaves when it has ended. They are
-/// freed when the connection goes idle.
+/// Memory in bytes of the table entries for one call, in this crate and in the HTTP/2 engine. The entries
+/// stay allocated when the call has ended, and are freed when the connection goes idle.
 const TABLE_ENTRY_BYTES: usize = 1024;
-/// Number of concurrent calls whose table entries are not charged separately, because the basic charge of a
-/// connection includes them.
+/// Number of concurrent calls for whose table entries no memory is reserved separately, because the basic
+/// reservation for a connection in its memory account includes them.
 const TABLE_ENTRIES_FREE: usize = 16;
 
-/// Rate of HTTP/2 streams that a client may open and cancel in the same turn. A client that exceeds it is
-/// disconnected.
+/// Rate limit for HTTP/2 streams that a client opens and cancels in the same turn. A client that exceeds the
+/// limit is disconnected.
 const EARLY_RESETS: Rate = Rate::new(256, 32);
 
 /// Entry of the deadline heap, which pops the earliest deadline first.
@@ -94,18 +94,19 @@ struct Work {
     heads: HeadCache,
     /// Slots of the calls that must be polled in the next round.
     ready: Vec<u32>,
-    /// Unary calls whose message was completed only by a later frame. They are served in the next round.
+    /// Unary calls in the call table whose message is complete, or that are to be refused. They are served in
+    /// the next round.
     gathered: Vec<Key>,
-    /// Requests that wait until the connection's queued answers are below their limit, oldest first. Some of
-    /// the requests may have ended since.
+    /// Requests that wait to begin until [`Connection::admits`] allows it, oldest first. Some of the requests
+    /// may have ended since.
     waiting: VecDeque<Key>,
     /// Calls with answers that wait until the connection's queued answers are below their limit, oldest
     /// first. Some of the calls may have ended since.
     finished: VecDeque<Key>,
     /// Number of calls that began in this round.
     begun: usize,
-    /// Unary calls of this round that were put into the call table because other frames came before their
-    /// messages.
+    /// Unary calls that were put into the call table in this round, because their message was not complete
+    /// when another call began or the round ended.
     parked: Vec<Key>,
     deadlines: BinaryHeap<DeadlineEntry>,
     stalls: Option<Box<Stalls>>,
@@ -117,8 +118,8 @@ struct Work {
     pongs_due: Option<Instant>,
     /// Time since which the connection has been idle; `None` while it is in use.
     idle_since: Option<Instant>,
-    /// Largest number of concurrent calls since the tables were last shrunk, and the charge for their table
-    /// entries. `None` if the number was never above [`TABLE_ENTRIES_FREE`].
+    /// Largest number of concurrent calls since the tables were last shrunk, and the memory reservation for
+    /// their table entries. `None` if the number was never above [`TABLE_ENTRIES_FREE`].
     table_entries: Option<(usize, Held)>,
 }
 
@@ -161,7 +162,7 @@ pub(crate) struct Connection {
     /// True if reading from the client was suspended at some time since the last stall check, because the
     /// client did not read its output.
     was_deaf: bool,
-    /// Set once the client has sent a PING; until then no memory is needed for it.
+    /// `None` until the client sends its first PING, to save memory.
     ping_policy: Option<Box<PingPolicy>>,
     heartbeat: Heartbeat,
     /// Time at which the shard's clock wakes the connection; it may be earlier than necessary.
@@ -266,8 +267,8 @@ impl Connection {
         if self.is_closing && self.has_left() {
             return Poll::Ready(Ok(()));
         }
-        // The timers run after the flush, because only output that remains then is output that the client
-        // does not take.
+        // The timers run after the flush, because the stall timer must see only the output that the client
+        // has not taken, which is what remains after the flush.
         self.tend_timers(socket, now, cx)?;
         around.account.set_buffers(socket.buffer_bytes() + around.memory_bytes());
         Poll::Pending
@@ -404,7 +405,8 @@ impl Connection {
         }
     }
 
-    /// If the number of open calls has reached a new maximum, raises the charge for their table entries.
+    /// If the number of open calls has reached a new maximum, raises the memory reservation for their table
+    /// entries.
     fn note_table_entries(&mut self) {
         let open = self.calls.len();
         if open <= TABLE_ENTRIES_FREE {

@@ -1,5 +1,5 @@
 //! Defines the state that the calls of one connection share: [`ConnectionContext`] contains the HTTP/2 engine
-//! through which the calls send, the account to which they charge memory, and the work done in the
+//! through which the calls send, the account in which they reserve memory, and the work done in the
 //! connection's turn.
 
 use std::cell::{Cell, RefCell};
@@ -35,8 +35,8 @@ impl TurnWork {
         self.bytes.set(self.bytes.get().saturating_add(u32::try_from(bytes).unwrap_or(u32::MAX)));
     }
 
-    /// Returns true if the turn's limit is reached. It need not be exceeded, because services that work in
-    /// slices do exactly as much work as the limit leaves.
+    /// Returns true if the turn's limit is reached. To reach it is enough, because services that split their
+    /// work do exactly as much work as the limit leaves, and never exceed it.
     pub(crate) fn is_enough(&self) -> bool {
         self.bytes.get() > 0 && self.bytes.get() >= self.bytes_max.get()
     }
@@ -57,11 +57,11 @@ pub(crate) struct ConnectionContext {
     /// Wakes the connection through [`Self::turn`] when its transport is ready.
     pub(crate) transport_waker: Waker,
     pub(crate) shard: Rc<ShardState>,
-    /// Memory account of the connection, which is charged to the server's budget. It counts separately the
-    /// request bytes ([`crate::ledger::Charge`]): requests being assembled, unanswered unary calls, answers
-    /// that wait to be queued, and a fixed amount per call in flight.
+    /// Memory account of the connection, whose bytes count against the server's memory budget. It counts
+    /// separately the request bytes ([`crate::ledger::Charge`]): requests being assembled, unanswered unary
+    /// calls, answers that wait to be queued, and a fixed amount per call in flight.
     pub(crate) account: Rc<Account>,
-    /// Bytes that are charged for data queued in streams, both received and to be sent.
+    /// Bytes that are reserved in [`Self::account`] for data queued in streams, both received and to be sent.
     waiting_charged: Cell<usize>,
     /// Number of calls that wait for the client, so that stall checks are needed.
     pub(crate) stallable: Cell<u32>,
@@ -88,7 +88,8 @@ impl ConnectionContext {
     }
 
     /// Counts the data that the service has examined for a call as work of the turn. It is not subtracted
-    /// from the work that services may still do, because the service has done that.
+    /// from the work that services may still do, because [`Account::looked_at`], with which the service
+    /// reported it, has subtracted it already.
     pub(crate) fn note_examined(&self) {
         self.turn_work.add(self.account.take_looked_at());
     }
@@ -132,9 +133,10 @@ impl ConnectionContext {
         self.answers_bytes() < self.shard.options.answer_bytes_max
     }
 
-    /// Adjusts the charge to the bytes that are queued in streams now: answers for the client, and received
-    /// bytes that were not consumed. Must be called whenever one of these numbers may have changed. Answer
-    /// bytes that several streams share are left out, because they are charged elsewhere.
+    /// Adjusts the connection's memory reservation to the bytes that are queued in streams now: answers for
+    /// the client, and received bytes that were not consumed. Must be called whenever one of these numbers
+    /// may have changed. Answer bytes that several streams share are left out, because [`Account::share`] has
+    /// reserved them once for all streams.
     pub(crate) fn charge_waiting(&self) {
         let received = self.http2.borrow().unreleased_bytes() as usize;
         let now = self.answers_bytes() - self.http2.borrow().queued_shared_bytes() + received;

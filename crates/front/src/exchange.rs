@@ -149,8 +149,8 @@ impl Drop for LocalStream {
 /// Body of a request, readable as it arrives.
 pub struct RequestBody {
     source: Source,
-    /// Memory charge for buffered bytes of the body and for the data that the service makes from them. The
-    /// answer is charged separately.
+    /// Memory reservation for buffered bytes of the body and for the data that the service makes from them.
+    /// The answer has a reservation of its own.
     held: Charge,
     bytes_max: usize,
     timeout: std::time::Duration,
@@ -245,7 +245,8 @@ impl RequestBody {
         self.phase.iter().for_each(|phase| phase.is_body_over.set(true));
     }
 
-    /// Sets the number of body bytes that the service holds. They stay charged until the body is dropped.
+    /// Sets the number of bytes that the service holds for this request. They stay reserved in the
+    /// connection's memory account until the body is dropped.
     pub fn hold(&mut self, bytes: usize) {
         self.held.set(bytes);
     }
@@ -256,7 +257,7 @@ impl RequestBody {
         self.bytes_max = bytes_max;
     }
 
-    /// Reads the whole body. The memory charge grows with the bytes read.
+    /// Reads the whole body. The memory reservation grows with the bytes read.
     ///
     /// # Errors
     ///
@@ -314,8 +315,8 @@ impl From<Bytes> for ResponseBody {
     }
 }
 
-/// Body of an answer over HTTP/1. A chunk that was passed to hyper stays charged until hyper takes the next
-/// chunk or the next request begins, because hyper does not report when the bytes were sent.
+/// Body of an answer over HTTP/1. The memory of a chunk that was passed to hyper stays reserved until hyper
+/// takes the next chunk or the next request begins, because hyper does not report when the bytes were sent.
 pub(crate) struct Http1Body {
     body: ResponseBody,
     held: Rc<RefCell<Held>>,

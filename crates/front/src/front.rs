@@ -17,8 +17,9 @@ use crate::{Listener, Options, acceptor, handshakes};
 use accounting::ShardCounters;
 
 /// Average number of messages per poll of the network above which a shard yields to other threads before the
-/// next poll. A single client that waits for each answer sends only one message per poll, so it does not make
-/// the shard yield.
+/// next poll, so that more messages arrive until then and are served together. A single client that waits for
+/// each answer sends only one message per poll, so it does not make the shard yield, which would only delay
+/// its answers.
 const GATHERED: u64 = 2;
 
 /// A running front. Dropping it closes all connections immediately; [`Front::shutdown`] lets calls in flight
@@ -142,8 +143,9 @@ impl Front {
         &self.counters
     }
 
-    /// Returns the counter of connections closed on accept because [`Options::connections_max`],
-    /// [`Options::connections_per_address_max`] or [`Options::budget`] was reached.
+    /// Returns the counter of connections that were closed before they were served, because
+    /// [`Options::connections_max`], [`Options::connections_per_address_max`], [`Options::budget`] or the
+    /// memory limit for TLS handshakes was reached.
     pub fn connections_refused(&self) -> Arc<AtomicU64> {
         self.refused.clone()
     }

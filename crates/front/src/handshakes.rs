@@ -34,10 +34,11 @@ use crate::{Origin, Protocols, Rejection};
 use accounting::Budget;
 use accounting::{Charge, party};
 
-/// Memory charged for a handshake at its start, in bytes: TLS state, the first buffer of rustls, and a task.
+/// Memory reserved for a handshake at its start, in bytes: for the TLS state, the first buffer of rustls, and
+/// a task.
 const FIRST_BYTES: usize = 16 * 1024;
-/// Memory charged for a long handshake, in bytes, which is its maximum: a message of the largest size that
-/// rustls accepts, and its parsed form.
+/// Memory reserved for a long handshake, in bytes: enough for a message of the largest size that rustls
+/// accepts, and its parsed form.
 const LONG_BYTES: usize = 160 * 1024;
 /// Input in bytes from the client above which a handshake counts as long.
 const SHORT_INPUT_BYTES: usize = 8 * 1024;
@@ -50,8 +51,8 @@ const LINGER: Duration = Duration::from_secs(1);
 /// Maximum number of bytes of a rejected client that are read and discarded.
 const LINGER_BYTES: usize = 256 * 1024;
 
-/// Maximum number of certificates whose names are looked up concurrently. Clients with further ones are
-/// refused.
+/// Maximum number of certificates whose names are looked up concurrently. While the maximum is reached, a
+/// client whose certificate needs a look-up is refused.
 const LOOK_UPS_MAX: usize = 64;
 /// Number of threads for name look-ups.
 const LOOK_UP_THREADS: usize = 4;

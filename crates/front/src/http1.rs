@@ -33,8 +33,10 @@ use crate::turnstile::Pass;
 const BUFFER_BYTES_MAX: usize = 64 * 1024;
 
 /// Maximum number of bytes that are read beyond the current request, to notice a disconnect, while the
-/// request has no answer yet or its answer is a stream. A client of a stream never sends that much, and is
-/// disconnected if it does; a client that pipelines requests may send more.
+/// request has no answer yet or its answer is a stream. If this number is reached while the answer is a
+/// stream, the client is disconnected, because clients of streams never send that much. Otherwise reading
+/// stops, because the client may pipeline requests; the client is disconnected only if this lasts for the
+/// stall timeout.
 const AHEAD_BYTES_MAX: usize = 64 * 1024;
 
 /// Serves an HTTP/1 connection until it ends.
@@ -48,10 +50,11 @@ pub(crate) async fn serve<S: Transport + 'static>(
     let validity = secured.as_ref().map(|secured| secured.validity().clone());
     let timeout = shard.options.first_bytes_timeout;
     let state = shard.clone();
-    // Charges the maximum size of hyper's buffers, because hyper does not tell their current size.
+    // Reserves memory for the maximum size of hyper's buffers, because hyper does not report their current
+    // size.
     let _buffers = account.hold(BUFFER_BYTES_MAX);
-    // Charge for the current answer. It lasts until the next request, because hyper does not report when an
-    // answer was sent.
+    // Memory reservation for the current answer. It lasts until the next request, because hyper does not
+    // report when an answer was sent.
     let held = Rc::new(RefCell::new(account.hold(0)));
     let whose = account.clone();
     let kept = ConnectionValue::default();
@@ -168,8 +171,9 @@ fn poll_ahead<S: Transport>(
 }
 
 /// Access to the allowance of a connection: the bytes that it may read and write before other connections
-/// run. Reads count because decrypting input costs much more than sending it costs the client; writes count
-/// because answers may be long. All readers and writers of the connection use the same allowance.
+/// run. Reads count, because decrypting input costs the server much more than sending it costs the client;
+/// writes count, because answers may be long. All readers and writers of the connection use the same
+/// allowance.
 struct Share<S> {
     socket: Rc<RefCell<Socket<S>>>,
     shard: Rc<ShardState>,

@@ -30,9 +30,9 @@ struct Wire {
     assembler: Assembler,
     method: u16,
     ended: bool,
-    /// Bytes that are charged to the connection's account for the incomplete message. A plain number saves
-    /// memory: a [`crate::ledger::Charge`] would contain another pointer to the account, which `stream` has
-    /// already.
+    /// Bytes that are reserved in the connection's memory account for the incomplete message. A plain number
+    /// saves memory: a [`crate::ledger::Charge`] would contain another pointer to the account, which `stream`
+    /// has already.
     charged: u32,
 }
 
@@ -80,7 +80,8 @@ impl Inbound {
 }
 
 impl Wire {
-    /// Raises the charge for the incomplete message to `announced` bytes, the length in its prefix.
+    /// Raises the memory reservation for the incomplete message to `announced` bytes, the length in its
+    /// prefix.
     fn charge(&mut self, announced: u32) {
         if announced > self.charged {
             let account = &self.stream.around().account;
@@ -107,8 +108,8 @@ impl Wire {
                 self.stream.around().shard.counters.received(self.method, assembled.wire_bytes);
                 return Poll::Ready(Ok(Some(assembled.message)));
             }
-            // The whole announced length of the message is charged when its prefix has arrived, so that a
-            // message that was accepted can always be completed.
+            // Memory for the whole announced length of the message is reserved when its prefix has arrived,
+            // so that a message that was accepted can always be completed.
             if let Some(len) = self.assembler.announced() {
                 self.charge(len);
                 self.stream.around().check_requests().inspect_err(|_| self.ended = true)?;

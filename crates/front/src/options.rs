@@ -76,8 +76,8 @@ pub struct Options {
     /// Interval at which each TLS connection is checked again. It is closed if its client would not be
     /// admitted now, for example because its certificate has expired.
     pub certificates_checked_every: Duration,
-    /// Callback for connections that TLS rejects, rate limited to a few per second. Called on any thread;
-    /// must not block.
+    /// Callback for connections that TLS rejects. Calls are rate limited; [`Rejection::not_reported`] counts
+    /// the rejections that were left out. Called on any thread; must not block.
     pub rejected: Arc<dyn Fn(&Rejection) + Send + Sync>,
 }
 

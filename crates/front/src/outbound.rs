@@ -52,8 +52,8 @@ impl Outbound {
         self.sending.push(message, false)
     }
 
-    /// Sends a message from [`Account::share`], which is already charged, if the stream's buffer has space
-    /// now.
+    /// Sends a message from [`Account::share`], whose memory is already reserved, if the stream's buffer has
+    /// space now.
     pub fn try_send_shared(&mut self, message: Bytes) -> Result<(), TrySend> {
         if !self.has_room() {
             return Err(TrySend::Full(message));
@@ -83,7 +83,8 @@ impl Outbound {
         Ok(())
     }
 
-    /// Returns the account of the connection, to charge memory that a service holds for the call.
+    /// Returns the memory account of the connection, in which a service reserves the memory that it holds for
+    /// the call.
     pub fn account(&self) -> Rc<Account> {
         self.sending.account.clone()
     }
@@ -259,8 +260,8 @@ impl Sending {
             }
             State::Wire(_) | State::Closed => None,
         };
-        // The charge is dropped after the borrow of `state` has ended, because releasing the bytes may wake
-        // the call.
+        // The charge (the message's memory reservation) is dropped only after the borrow of `state` has
+        // ended, because releasing its bytes wakes a task, which may use `state`.
         taken.map_or(Poll::Pending, |(message, _charge)| Poll::Ready(message))
     }
 

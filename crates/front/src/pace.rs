@@ -37,7 +37,7 @@ impl Pace {
         }
     }
 
-    /// Notes that other connections have run, so that the connection may work again.
+    /// Begins a turn: sets the work done to 0, because other connections have run since the last turn.
     pub(crate) fn begin_turn(&self) {
         self.begin_work(false);
     }

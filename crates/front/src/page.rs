@@ -1,7 +1,7 @@
 //! Runs an HTTP/2 request that is not a gRPC call, as a state machine that a connection steps: [`Page`]. The
-//! answer is sent as the client's flow-control window opens. Bytes that were produced, but not passed to the
-//! transport yet, are charged to the connection. The next chunk of an answer is produced only when the window
-//! is open. This module does not know paths.
+//! answer is sent as the client's flow-control window opens. Memory for bytes that were produced, but not
+//! passed to the transport yet, is reserved in the connection's memory account. The next chunk of an answer
+//! is produced only when the window is open. This module does not know paths.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -32,7 +32,7 @@ pub(crate) struct Page {
     /// True while the answer waits for the client to open its flow-control window.
     waits_for_window: bool,
     _stallable: Stallable,
-    /// Memory charge for the request and for the unsent part of the answer.
+    /// Memory reservation for the request and for the unsent part of the answer.
     charge: Charge,
     /// Bytes of `charge` that are for the request.
     base: usize,
@@ -137,8 +137,8 @@ impl Page {
             };
             around.add_work(made.len());
             self.charge.set(self.base + made.len());
-            // If the connection's calls hold more memory than their limit, a large answer is discarded and
-            // replaced by status 503.
+            // If the memory limit for the connection's calls is reached or memory is short, a large answer is
+            // discarded and replaced by status 503.
             if made.len() > self.base && around.check_requests().is_err() {
                 self.responder.open_page(&empty(StatusCode::SERVICE_UNAVAILABLE), true);
                 return None;

@@ -71,8 +71,8 @@ impl Responder {
         sent.is_ok()
     }
 
-    /// Sends or queues a message that several streams share and that is already charged to the budget.
-    /// Returns false if the stream has ended.
+    /// Sends or queues a message that several streams share and whose memory is already reserved in the
+    /// budget. Returns false if the stream has ended.
     pub(crate) fn send_shared(&self, message: Bytes) -> bool {
         let leaves = self.around.http2.borrow().sends_at_once(self.key, message.len() + 5);
         let message = if leaves { message } else { self.around.account.wait_for(message) };
@@ -83,8 +83,8 @@ impl Responder {
     pub(crate) fn send_messages(&self, messages: Messages) -> bool {
         let sent = self.around.http2.borrow_mut().try_send_short(self.key, messages.as_slice());
         match sent {
-            // The messages went into the output and none was queued in the stream, so there is nothing to
-            // charge.
+            // The messages went into the output and none was queued in the stream, so no memory need be
+            // reserved for them.
             Ok(true) => true,
             Ok(false) => self.send(Payload::from(messages.into_bytes())),
             Err(_) => false,

@@ -70,8 +70,8 @@ pub enum Answer {
         beginning: Box<[u8]>,
         /// Produces the chunks.
         source: PieceSource,
-        /// Number of bytes of memory that the source holds now, which are charged to the client. It may be
-        /// too low by a few hundred bytes.
+        /// Memory that the source holds now, in bytes, which the front reserves in the memory account of the
+        /// client's connection. The number may be too low by a few hundred bytes.
         held: Rc<Cell<usize>>,
     },
 }

@@ -21,7 +21,8 @@ use crate::{LocalBoxFuture, Service};
 /// client sends, so that these frames reach the client.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// Serves a connection whose client has sent the HTTP/2 preface, until it ends. `kept` is dropped then.
+/// Serves a connection whose client has sent the HTTP/2 preface, until it ends. `kept` is dropped when the
+/// connection has ended.
 pub(crate) fn serve<S: Transport + 'static, K: Unpin + 'static>(
     begun: NewConnection<S>,
     shard: Rc<ShardState>,
@@ -92,7 +93,8 @@ async fn leave<S: Transport, K>(open: Open<S, K>, result: io::Result<()>) -> io:
     }
     let _secured = connection.secured.take();
     drop(connection);
-    // Lowers the charges to what is left: only the last frames are still queued.
+    // Lowers the connection's memory reservation: its calls were dropped, and only the last frames are still
+    // queued.
     around.charge_waiting();
     around.account.set_buffers(socket.buffer_bytes() + around.memory_bytes());
     if result.is_ok() {

@@ -100,7 +100,7 @@ impl ShardChannels {
     }
 
     /// Gives a connection to the shard with the fewest connections. Shards that are blocked, for example by a
-    /// disk, are used only if all are.
+    /// disk, are used only if all shards are blocked.
     pub(crate) fn give(&self, stream: Detached, origin: Origin, tls: Option<Box<TlsState>>) {
         let load = |counters: &ShardCounters| {
             (counters.stands_still.load(Relaxed), counters.connections.load(Relaxed))

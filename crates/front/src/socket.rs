@@ -13,8 +13,8 @@ use http2::{Output, PREFACE};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use transport::{BUFFER_BYTES, BufferPool, Buffers as _, Filled};
 
-/// Bytes that a connection may take from its client in one round, in HTTP/1 read and write before other
-/// connections run.
+/// Bytes that an HTTP/2 connection may take from its client in one round, and that an HTTP/1 connection may
+/// read and write before other connections run.
 pub(crate) const ALLOWANCE_BYTES: usize = BUFFER_BYTES;
 
 /// Maximum number of slices in one vectored write.
@@ -37,8 +37,8 @@ pub(crate) struct Socket<S> {
     input: Option<Filled>,
     /// State for HTTP/1; `None` until the connection speaks HTTP/1.
     http1: Option<Box<Http1>>,
-    /// True if the last read in this turn was pending. There is no further read in this turn then; the stream
-    /// wakes the connection when more bytes arrive.
+    /// True if the last read in this turn was pending. If so, the turn does not read again; the stream wakes
+    /// the connection when more bytes arrive.
     drained: bool,
     /// Number of received bytes, modulo 2^32: only a change of the value matters.
     received_bytes: u32,

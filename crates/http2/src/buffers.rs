@@ -3,7 +3,7 @@
 //!
 //! Spare buffers belong to the thread, not to a connection. So a few buffers, which stay in the processor's
 //! cache, serve all connections of a shard one after the other. The rejected alternative is a pool to which
-//! each connection has a reference; then connections could not move to other threads.
+//! each connection has a reference: with such a pool, connections could not move to other threads.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -134,8 +134,8 @@ impl Input {
         }
     }
 
-    /// Returns true if no byte is held. Then no frame has arrived only in part, if all bytes taken by
-    /// [`crate::Connection::next`] were consumed.
+    /// Returns true if no byte is held. If all bytes taken by [`crate::Connection::next`] were consumed, this
+    /// means that the received bytes do not end inside a frame.
     pub fn is_empty(&self) -> bool {
         self.at == self.end
     }

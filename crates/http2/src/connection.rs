@@ -339,9 +339,10 @@ impl Connection {
         &mut self.output
     }
 
-    /// Returns true if no input is processed, because the peer does not read the output, and further input
-    /// would cause further output. The owner should then not read from the network either. When the
-    /// connection is no longer blocked, the input that was read before may still contain complete frames.
+    /// Returns true if so much output is pending that no input is processed: the peer does not read the
+    /// output, and further input would cause further output. While this is so, the owner should not read from
+    /// the network. When the connection is no longer blocked, the owner must first pass the input that it has
+    /// read before, which may still contain complete frames.
     pub fn is_blocked(&self) -> bool {
         self.output.len() >= self.options.output_bytes_max.saturating_mul(2)
     }

@@ -60,8 +60,8 @@ pub(crate) struct Growth {
 enum Measuring {
     /// A measurement may begin.
     No,
-    /// A PING was sent and is not acknowledged yet. The number is that of the bytes that have arrived in the
-    /// same burst so far.
+    /// A PING was sent and is not acknowledged yet. The number counts the bytes of the current burst that
+    /// have arrived so far, including those before the PING.
     Came(u32),
     /// The last measurement did not enlarge the window. It ended at this time in milliseconds, after which
     /// there is a pause.

@@ -20,7 +20,7 @@
 //! * Streams with data to send do so in rotation, one frame each (`tests/it/windows.rs`).
 //! * A connection without streams holds no buffers, and after [`Connection::rest`] only its header tables
 //!   (`tests/it/memory.rs`).
-//! * It interoperates with `h2` in both roles (`tests/it/against_h2.rs`).
+//! * This crate interoperates with the crate `h2` in both roles (`tests/it/against_h2.rs`).
 //!
 //! Start reading with [`Connection`], which describes a turn, and `receive.rs`. Errors are those of RFC 9113
 //! (`tests/it/protocol.rs`). `examples/hello.rs` is a server for HTTP/2 conformance tools.

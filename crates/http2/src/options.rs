@@ -81,8 +81,8 @@ pub struct Options {
     /// bottleneck, as measured by pings. A value not larger than [`Options::stream_window_bytes`] disables
     /// growth.
     pub stream_window_bytes_max: u32,
-    /// Receive window of the connection in bytes, from 65,535 to 2^31-1. The window that is used is at least
-    /// that of one stream, and once stream windows have grown, at least four of them.
+    /// Receive window of the connection in bytes, from 65,535 to 2^31-1. The actual window is never smaller
+    /// than one stream window, and once stream windows have grown, never smaller than four of them.
     ///
     /// A stream whose consumer stops uses up one stream window of the connection's window, which leaves only
     /// the rest to other streams. So the value should be several times [`Options::stream_window_bytes`].
@@ -91,10 +91,10 @@ pub struct Options {
     /// servers, because a client accepts no streams.
     pub streams_max: u32,
     /// Maximum size of a header list that is accepted, in bytes as RFC 9113, section 6.5.2 counts them: for
-    /// each field its name, its value and 32 bytes. A larger request is answered with status 431, a larger
-    /// response is reset. A list of more than four times this size ends the connection
-    /// ([`crate::Limit::HeaderList`]). A block larger than [`Limits::block_bytes_max`] ends the connection as
-    /// well.
+    /// each field its name, its value and 32 bytes. A request with a larger list is answered with status 431;
+    /// the stream of a response with a larger list is reset. A list of more than four times this size ends
+    /// the connection ([`crate::Limit::HeaderList`]). A block larger than [`Limits::block_bytes_max`] ends
+    /// the connection as well.
     pub header_list_bytes_max: u32,
     /// Size of the header compression table that the peer is asked to use, in bytes as RFC 7541, section 4.1
     /// counts them. A value above 4,096, the default of HTTP/2, has no effect. Until the peer has received a

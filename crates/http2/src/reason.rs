@@ -72,24 +72,23 @@ impl fmt::Debug for Reason {
 /// Limit that the peer has exceeded, which ended the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
-    /// The rate [`crate::Limits::early_resets`].
+    /// The peer has exceeded the rate limit [`crate::Limits::early_resets`].
     EarlyResets,
-    /// The rate [`crate::Limits::provoked_resets`].
+    /// The peer has exceeded the rate limit [`crate::Limits::provoked_resets`].
     ProvokedResets,
-    /// The rate [`crate::Limits::settings`].
+    /// The peer has exceeded the rate limit [`crate::Limits::settings`].
     Settings,
-    /// The rate [`crate::Limits::pings`].
+    /// The peer has exceeded the rate limit [`crate::Limits::pings`].
     Pings,
-    /// The rate [`crate::Limits::empty_data`].
+    /// The peer has exceeded the rate limit [`crate::Limits::empty_data`].
     EmptyData,
-    /// The rate [`crate::Limits::goaways`].
+    /// The peer has exceeded the rate limit [`crate::Limits::goaways`].
     GoAways,
-    /// The maximum [`crate::Limits::continuations_max`].
+    /// A header block has more CONTINUATION frames than [`crate::Limits::continuations_max`].
     Continuations,
-    /// The maximum [`crate::Limits::block_bytes_max`].
+    /// A header block in several frames is larger than [`crate::Limits::block_bytes_max`].
     HeaderBlock,
-    /// Four times [`crate::Options::header_list_bytes_max`], the maximum size of a header list that does not
-    /// end the connection.
+    /// A decoded header list is larger than four times [`crate::Options::header_list_bytes_max`].
     HeaderList,
 }
 

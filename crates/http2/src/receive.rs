@@ -566,8 +566,8 @@ impl Connection {
         if less <= 0 {
             return;
         }
-        // The windows of open streams shrink now. A window may be closed by that although its consumer has
-        // released everything. No later event would reopen it, so updates are sent here.
+        // The windows of open streams shrink now. This can close the window of a stream whose consumer has
+        // already released all bytes. No later event would reopen such a window, so updates are sent here.
         let (target, output) = (self.growth.target, &mut self.output);
         for (key, stream) in self.streams.iter_mut() {
             stream.may_receive -= less;

@@ -25,7 +25,7 @@ pub enum SendError {
     /// Nothing can be sent on the stream any more: it was reset, the connection has ended, or this end has
     /// finished the stream.
     Closed,
-    /// A field in addition to the template is not allowed.
+    /// One of the fields that the caller passed in addition to the template is invalid in HTTP/2.
     Invalid(InvalidField),
     /// A body or trailers were to be sent before the head of the response. The stream was reset with
     /// INTERNAL_ERROR.
@@ -53,7 +53,7 @@ pub enum OpenError {
     /// The server accepts no more streams on this connection, the connection has ended, or its stream
     /// identifiers are used up. Another connection is needed.
     Leaving,
-    /// A field in addition to the template is not allowed.
+    /// One of the fields that the caller passed in addition to the template is invalid in HTTP/2.
     Invalid(InvalidField),
 }
 
@@ -227,8 +227,8 @@ impl Connection {
     ///
     /// # Errors
     ///
-    /// Returns an error if the stream has ended, if a server has not sent its head (the stream is reset
-    /// then), or if a field of `more` is not allowed.
+    /// Returns an error if the stream has ended, if a field of `more` is not allowed, or if a server has not
+    /// sent its head; the stream is reset in the last case.
     pub fn send_trailers(
         &mut self,
         stream: Key,
@@ -497,8 +497,8 @@ impl Connection {
         if let Piece::Data { payload, end } = &piece
             && payload.is_empty()
         {
-            // An end without data is attached to the last queued data instead of being queued, because it
-            // needs no window (RFC 9113, section 6.9.1), and so no separate frame.
+            // An end without data needs no window (RFC 9113, section 6.9.1), so it need not wait in a frame
+            // of its own: it is attached to the last queued data instead of being queued.
             let last = stream.backlog.as_mut().and_then(|backlog| backlog.queue.back_mut());
             if let (true, Some(Piece::Data { end: last, .. })) = (*end, last) {
                 *last = true;

@@ -169,9 +169,9 @@ pub(crate) struct Backlog {
 }
 
 /// Number of bytes that a stream must still receive according to `content-length`; `u64::MAX` if the length
-/// is unknown. That takes half the memory of an `Option<u64>`, which matters because each open stream has
-/// such a field. An announced length of `u64::MAX` is stored as `u64::MAX - 1`, which makes no difference,
-/// because no body reaches such a length.
+/// is unknown. This type takes half the memory of an `Option<u64>`, which matters because each open stream
+/// has such a field. An announced length of `u64::MAX` is stored as `u64::MAX - 1`, which makes no
+/// difference, because no body reaches such a length.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ContentLeft(u64);
 

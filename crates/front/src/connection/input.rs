@@ -231,7 +231,7 @@ impl Connection {
     }
 
     /// Marks the unary calls whose messages were not completed in this round as waiting for the client, and
-    /// charges their memory.
+    /// reserves memory for them in the connection's memory account.
     pub(super) fn charge_parked(&mut self) {
         self.park_opening();
         let Some(work) = &mut self.work else { return };
@@ -245,8 +245,8 @@ impl Connection {
         }
     }
 
-    /// Passes a unary call to the service, or refuses it. Its message must be complete or its refusal be
-    /// decided.
+    /// Passes a unary call to the service, or refuses it. The message must be complete, or the refusal must
+    /// have been decided.
     fn serve(&mut self, gathering: Box<UnaryRequest>) {
         let (key, deadline) = (gathering.key(), gathering.deadline());
         let mut cx = Context::from_waker(self.calls.waker(key.slot(), &self.around.turn));

@@ -20,9 +20,9 @@ use crate::socket::{Socket, Transport};
 /// Time without activity after which a connection frees memory that it keeps only to make the next call
 /// cheaper.
 ///
-/// Allocating the memory again costs a call a few microseconds. The time is short because thousands of
-/// clients may connect at the same time. The memory that each connection keeps until it goes idle lies
-/// between long-lived allocations, and leaves gaps there when it is freed.
+/// Allocating the memory again costs the next call only a few microseconds. The time is short to limit the
+/// fragmentation of memory: if thousands of clients connect at the same time, the memory that they keep until
+/// they go idle lies between longer-lived allocations, and leaves gaps there when it is freed.
 const REST_AFTER: Duration = Duration::from_millis(250);
 
 /// Maximum time for which a PING acknowledgement is held back until the answer of a recent call is ready, so
@@ -31,7 +31,8 @@ const REST_AFTER: Duration = Duration::from_millis(250);
 /// answer.
 const PONG_PATIENCE: Duration = Duration::from_millis(10);
 
-/// Progress of the data that waits for the client. Allocated only while such data exists.
+/// Progress of data that the client has yet to read, and of incomplete frames that the client has yet to
+/// complete. Allocated only while there is such data or such a frame.
 #[derive(Default)]
 pub(super) struct Stalls {
     /// Progress of the answers of all streams together.
@@ -65,7 +66,8 @@ impl Connection {
                 Pulse::Ping(at) => {
                     next = next.min(at);
                     self.around.http2.borrow_mut().ping(0);
-                    // Another turn must follow, because the output of this one is already written.
+                    // Requests another turn, which sends the ping: the output of this turn is already
+                    // written.
                     self.around.turn.yield_now(cx.waker());
                 }
             }
@@ -157,8 +159,8 @@ impl Connection {
         let calls = &self.calls;
         work.deadlines.retain(|Reverse((_, key))| calls.contains(*key));
         let deadlines = std::mem::take(&mut work.deadlines);
-        // The charge for the table entries is only reduced, because `Calls::rest` keeps all slots up to that
-        // of the last open call.
+        // The memory reservation for the table entries is only reduced, and not dropped, because
+        // `Calls::rest` keeps all slots up to that of the last open call.
         let kept = calls.slots();
         let entries = work.table_entries.take().filter(|_| kept > TABLE_ENTRIES_FREE);
         self.work = None;
@@ -173,8 +175,8 @@ impl Connection {
         }
     }
 
-    /// Ends the calls whose deadline has passed. Returns the next deadline, or a time in the far future if
-    /// there is none.
+    /// Ends the calls whose deadline has passed. Returns the next deadline; if there is none, the end of a
+    /// keepalive interval that begins now.
     fn expire_deadlines(&mut self, now: Instant) -> Instant {
         while let Some(work) = &mut self.work
             && let Some(Reverse((deadline, key))) = work.deadlines.peek().copied()
@@ -194,9 +196,10 @@ impl Connection {
     }
 
     /// Resets streams whose data has made no progress for too long. Returns an error if the whole connection
-    /// is stalled: if a partial frame, or all its answers together, have made no progress for the timeout.
-    /// The checks run a few times per timeout, and only while there is such data. Returns the time of the
-    /// next check.
+    /// is stalled: if a partial frame has made no progress for [`crate::Options::request_timeout`], or all
+    /// answers together have made none for [`crate::Options::stall_timeout`]. The checks run a few times per
+    /// timeout, and only while there are unsent answers, calls that wait for the client, or a partial frame.
+    /// Returns the time of the next check.
     fn check_stalls<S: Transport>(
         &mut self,
         socket: &Socket<S>,

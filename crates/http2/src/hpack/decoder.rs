@@ -212,7 +212,7 @@ impl Decoder {
         let memo = |memo: &Memo| memo.block.len() + memo.fields.heap_bytes() + size_of::<Fields>();
         let (text, entries) = (self.table.text.capacity(), self.table.entries.capacity());
         let table = size_of::<Table>() + text + entries * size_of::<Entry>();
-        // The empty table is not charged to any connection, because it exists in the process even if no
+        // The empty table is not counted for any connection, because it exists in the process even if no
         // connection uses it.
         let is_others = is_shared(&self.table) || Arc::ptr_eq(&self.table, &EMPTY);
         let table = if is_others { 0 } else { table };

@@ -182,8 +182,8 @@ impl Entry {
 /// Cached encoding of a template.
 struct Memo {
     template: u64,
-    /// Value of [`Encoder::changes`] when the template was encoded. With another value the encoding is not
-    /// valid any more.
+    /// Value of [`Encoder::changes`] when the template was encoded. If the two values differ, the encoding is
+    /// no longer valid, because the table has changed since.
     changes: u32,
     len: u8,
     bytes: [u8; MEMO_BYTES],

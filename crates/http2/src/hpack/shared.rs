@@ -31,7 +31,8 @@ pub(crate) fn share<T: PartialEq>(table: &mut Arc<T>, of_thread: &'static LocalK
     });
 }
 
-/// Returns true if other connections share the table, so that its memory must not be charged to this one.
+/// Returns true if other connections share the table, so that its memory must not be counted as that of one
+/// connection.
 pub(crate) fn is_shared<T>(table: &Arc<T>) -> bool {
     // Two references are no sign of another connection, because one may be that of the thread's list.
     Arc::strong_count(table) > 2
