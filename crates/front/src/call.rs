@@ -107,8 +107,9 @@ pub(crate) struct StreamingCall {
     charged: usize,
 }
 
-/// Request that must not begin yet because the connection's queued answers are at their limit, or its work
-/// limit is reached; with the received part of its body.
+/// Request that must not begin yet, because the connection's queued answers are at their limit, the work
+/// limit of the turn is reached, or an earlier request or answer of the connection is waiting. Contains the
+/// part of the request's body that has been received.
 pub(crate) struct WaitingRequest {
     pub(crate) responder: Responder,
     pub(crate) fields: Arc<Fields>,

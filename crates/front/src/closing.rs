@@ -50,7 +50,8 @@ impl Closing {
 
     /// Resolves when connections must close without waiting for their calls.
     pub(crate) async fn immediate(&mut self) {
-        // The error is ignored: it means that the front was dropped, and then connections must close, too.
+        // The error is ignored: it means that the front was dropped, in which case connections must also
+        // close immediately.
         let _ = self.0.wait_for(|shutdown| *shutdown == Shutdown::Immediate).await;
     }
 }

@@ -35,8 +35,8 @@ impl TurnWork {
         self.bytes.set(self.bytes.get().saturating_add(u32::try_from(bytes).unwrap_or(u32::MAX)));
     }
 
-    /// Returns true if the turn's limit is reached. To reach it is enough, because services that split their
-    /// work do exactly as much work as the limit leaves, and never exceed it.
+    /// Returns true if the turn's limit is reached. The limit need not be exceeded, because services that
+    /// split their work stop exactly at the limit.
     pub(crate) fn is_enough(&self) -> bool {
         self.bytes.get() > 0 && self.bytes.get() >= self.bytes_max.get()
     }

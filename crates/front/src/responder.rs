@@ -98,7 +98,7 @@ impl Responder {
             let mut http2 = self.around.http2.borrow_mut();
             let templates = &*TEMPLATES;
             let (head, payload) = (templates.opening(packed), Payload::message(message, packed));
-            // The error is ignored: it means that the stream has ended, and then no answer is needed.
+            // The error is ignored: it means that the stream has ended, so that no answer is needed.
             let _ = http2.send_response(self.key, head, payload, templates.good_end());
             if http2.queued_pieces() == 0 {
                 return;

@@ -188,10 +188,10 @@ impl Turnstile {
 
 /// Detects whether calls that must not be delayed are arriving.
 struct Others {
-    /// Number of messages of such calls at the last check.
+    /// Number of messages of calls that must not be delayed, at the last check.
     seen: u64,
     looked: Option<Instant>,
-    /// Time until which such calls are assumed to continue to arrive.
+    /// Time until which calls that must not be delayed are assumed to continue to arrive.
     until: Option<Instant>,
 }
 

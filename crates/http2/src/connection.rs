@@ -1,5 +1,5 @@
 //! Defines [`Connection`], one end of an HTTP/2 connection: the state that both directions share, and the
-//! beginning and end of the connection. `receive` and `send` have the two directions.
+//! beginning and end of the connection. The modules `receive` and `send` implement the two directions.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -44,7 +44,7 @@ const ENDED_MAX: usize = 4;
 pub(crate) enum Gone {
     /// This end reset the stream: frames that were in flight are no error.
     ResetHere,
-    /// Both ends finished, or the peer reset the stream: no frame may follow.
+    /// Both ends have finished the stream, or the peer has reset it: no frame may follow.
     Ended,
     /// The stream is no longer remembered, or was never used.
     Unknown,

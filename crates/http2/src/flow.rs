@@ -88,8 +88,8 @@ impl Growth {
         if self.target >= self.max || may_receive > i64::from(self.target / 2) || !is_due {
             return false;
         }
-        // The bytes of the window that were used up before also count, because they belong to the same burst,
-        // except those that wait for the consumer.
+        // The bytes that used up the window before this frame also count, because they belong to the same
+        // burst. Bytes that wait for the consumer do not count.
         let before = i64::from(self.target) - may_receive - i64::from(unreleased);
         let before = u32::try_from(before.max(0)).unwrap_or(u32::MAX);
         self.measuring = Measuring::Came(before.saturating_add(bytes));

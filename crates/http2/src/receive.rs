@@ -138,7 +138,7 @@ impl Connection {
         let Some(bytes) = frame::unpadded(head, payload) else {
             return Err(protocol("padding is not shorter than its frame"));
         };
-        // The length includes the padding, which counts for flow control, too (section 6.1).
+        // The length includes the padding, which also counts for flow control (section 6.1).
         let length = head.length as i32;
         if length > self.may_receive {
             return Err(flow_control("more data than the connection's window allows"));

@@ -143,8 +143,8 @@ pub struct Checkpointer {
     base_version_bytes: Option<u64>,
     /// True if the last checkpoint failed because the disk was full.
     lacked_space: bool,
-    /// True after the disk was full, until [`Checkpointer::keep_reserve`] finds that it has much free space
-    /// again.
+    /// True after the disk was full, until [`Checkpointer::keep_reserve`] finds that the disk has much free
+    /// space again.
     was_short: bool,
     /// True after a checkpoint has failed because the disk was full although the file system reported enough
     /// free space. Never reset.
@@ -379,7 +379,8 @@ impl Checkpointer {
     }
 
     /// Reserves space for the next checkpoint in a file, unless the disk has much free space. If only a part
-    /// can be reserved now, the log keeps that much space free for the rest until the next call.
+    /// can be reserved now, makes the log leave the size of the rest free on the file system until the next
+    /// call.
     fn keep_reserve(&mut self) {
         let Some(space) = self.store.space() else { return self.hold(0, Need::More) };
         let bytes = self.file_bytes();
@@ -499,8 +500,8 @@ impl Checkpointer {
     }
 
     /// Commits a manifest. If that fails half-way, a restart may or may not find the manifest. So the files
-    /// of both manifests are kept, and the manifest is stored in `unsettled` to be committed again. `perhaps`
-    /// is true if an earlier attempt may have committed it already.
+    /// of this manifest and of the previous one are kept, and this manifest is stored in `unsettled` to be
+    /// committed again. `perhaps` is true if an earlier attempt may have committed it already.
     fn commit(
         &mut self,
         manifest: Manifest,

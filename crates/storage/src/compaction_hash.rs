@@ -26,8 +26,8 @@ const KEPT_MAX: usize = 10;
 pub const JOBS_MAX: usize = 16;
 /// Number of versions of keys that are visited between two pauses.
 const VERSIONS_PER_SLICE: usize = 4096;
-/// Ratio of pause time to the time of the preceding slice, so that hashing uses only a part of a processor
-/// core.
+/// Ratio of the pause time to the duration of the step before the pause, so that hashing uses only a part of
+/// a processor core.
 const PAUSE_FACTOR: u32 = 1;
 
 /// State of one compaction's hash: being computed, or known.
@@ -129,7 +129,7 @@ impl CompactionHashes {
         true
     }
 
-    /// Makes [`CompactionHashes::run`] return after its current slice if it is computing a hash. If it is
+    /// Makes [`CompactionHashes::run`] return after its current step if it is computing a hash. If it is
     /// waiting for a job, it returns only when the queue is closed.
     pub fn stop(&self) {
         self.stopped.store(true, Ordering::Relaxed);
@@ -157,7 +157,7 @@ impl CompactionHashes {
 /// A hash that is being computed.
 pub struct Computing {
     job: Job,
-    /// The walk over the versions. It is created with the first slice.
+    /// The walk over the versions; `None` until the first step.
     walk: Option<HashWalk>,
     hash: KvHash,
 }
@@ -168,8 +168,9 @@ impl Computing {
         Computing { job, walk: None, hash: KvHash::default() }
     }
 
-    /// Computes one slice. Returns true if the computation has ended: either the hash was sent to the waiting
-    /// calls, or the versions were removed before the hash was complete, and these calls get no hash.
+    /// Performs one step of the computation. Returns true if the computation has ended: either the hash was
+    /// sent to the waiting calls, or the versions were removed before the hash was complete, and these calls
+    /// get no hash.
     pub fn step(&mut self) -> bool {
         let Computing { job, walk, hash } = self;
         let Ok(slice) = job.state.slice() else { return true };

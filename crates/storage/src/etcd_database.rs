@@ -413,8 +413,8 @@ impl EtcdDatabase {
                 left -= 1;
             }
             if left == before {
-                // No leases whose ids have this sign are left. After the positive ids follow the negative
-                // ones, and then the end.
+                // No leases whose ids have this sign are left. The negative ids follow the positive ones;
+                // after the negative ids the walk is done.
                 (walk.behind, walk.is_negative, walk.is_done) = (None, true, is_negative);
             }
         }

@@ -4,9 +4,9 @@
 //! A start can miss a log in a separate directory: if the operator omits `--wal-dir` or gives another
 //! directory, or if the disk is not mounted yet. In these cases etcd starts as a new member, without its log.
 //! To prevent that, Mainstay stores the path of the log's directory in the data directory, in a file called
-//! the note, and refuses a start with another directory. A log may be moved only after a clean shutdown: then
-//! the end of the log is recorded, and a copy that ends earlier is detected. In the table, V and W are two
-//! directories, `noted` is the content of the note, and `given` is the directory of `--wal-dir`.
+//! the note, and refuses a start with another directory. A log may be moved only after a clean shutdown,
+//! which records the end of the log, so that a copy that ends earlier is detected. In the table, V and W are
+//! two directories, `noted` is the content of the note, and `given` is the directory of `--wal-dir`.
 //!
 //! | noted | given | log at the noted path | at the given path | result |
 //! |---|---|---|---|---|

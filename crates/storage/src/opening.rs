@@ -1,6 +1,6 @@
 //! Opens a data directory: [`open`] loads the checkpoint, replays the log after it, checks that both match,
-//! and reports damage with the file, the offset and the remedy. If the directory is empty, it creates a new
-//! member. It does not start the member.
+//! and reports damage with the file, the offset and the remedy. If the directory is empty, [`open`] creates a
+//! new member. This module does not start the member.
 
 mod checkpoint;
 mod replay;
@@ -89,7 +89,8 @@ pub struct Opening<'a> {
 pub struct Opened {
     /// Ids of the member and its cluster.
     pub identity: Identity,
-    /// State of the checkpoint. The entries after the checkpoint are not applied yet.
+    /// State machine with the state of the checkpoint. The entries after the checkpoint have not been applied
+    /// to it yet.
     pub machine: Machine,
     /// Raft node, which has the entries after the checkpoint.
     pub node: Node,
@@ -157,8 +158,8 @@ fn refuse_foreign(disk: &dyn Disk, member_dir: &Path, wal_dir: Option<&Path>) ->
     let their_log = files.logs.first().cloned();
     let path = their_log.clone().or(files.snap).unwrap_or_else(|| member_dir.to_path_buf());
     let their_log = their_log.unwrap_or_else(|| member_dir.join("wal"));
-    // An error of reading etcd's files is ignored here. The returned error recommends an import, which
-    // reports it.
+    // An error while reading etcd's files is ignored: the returned error recommends an import, and the import
+    // reports the read error.
     let theirs = interchange::DataDir::glance(disk, &data_dir, &their_log);
     let old_store = theirs.ok().and_then(|theirs| theirs.old_store.loss());
     Err(DataDirError::WrittenByEtcd { path, data_dir, old_store })

@@ -4,7 +4,8 @@
 //! A [`Reading`] fetches its values in portions of up to 1 MiB; neighbouring values are read together as a
 //! run. The threads serve the portions in rotation, one run at a time, so that a call that needs one value
 //! does not wait for hundreds of values of another call. While too many bytes are being read, new portions
-//! wait for admission in FIFO order. The bytes of portions are charged to the clients' memory budget.
+//! wait for admission in FIFO order. Memory for the bytes of portions is reserved in the clients' memory
+//! budget.
 //!
 //! A call that is not polled does not delay others. A portion is admitted as soon as space becomes free, by
 //! the call or thread that freed the space, and its bytes count against the limit only while they are being
@@ -71,7 +72,8 @@ struct Inner {
     by_hand: bool,
     /// Number of threads after which starting a further one fails. Tests set it below [`THREADS_MAX`].
     startable: usize,
-    /// Memory budget to which the bytes of portions are charged.
+    /// Memory budget in which the bytes of portions are reserved; unset until [`Readers::charge_to`] is
+    /// called.
     budget: OnceLock<Budget>,
     state: Mutex<State>,
     work: Condvar,
@@ -139,7 +141,7 @@ struct Portion {
     abandoned: bool,
     /// True if the portion was revoked before, so that it is not revoked again.
     stays: bool,
-    /// Charge for the bytes of the portion, from its admission on.
+    /// Memory reservation (charge) for the bytes of the portion, from its admission on.
     charge: Option<Charge>,
 }
 
@@ -413,7 +415,7 @@ impl Readers {
         Arc::new(Readers { inner: Arc::new(inner) })
     }
 
-    /// Charges the bytes of portions to this budget from now on, and limits them to a part of it. Only the
+    /// Reserves the bytes of portions in this budget from now on, and limits them to a part of it. Only the
     /// first call has an effect.
     pub fn charge_to(&self, budget: &Budget) {
         let _ = self.inner.budget.set(budget.clone());

@@ -88,10 +88,10 @@ impl Connection {
         }
     }
 
-    /// Returns true if the output is not to be written yet, because it consists of PING acknowledgements
-    /// only, and an answer is expected soon with which they can be written. Returns false if the open calls
-    /// take long, and while another answer is being sent, because the client then measures bandwidth and
-    /// needs the acknowledgement.
+    /// Returns true if the output should not be written yet: it consists of PING acknowledgements only, and
+    /// an answer is expected soon, so that one write can send both. Returns false if the open calls take
+    /// long, or if another answer is being sent: the client is then measuring the bandwidth, and needs the
+    /// acknowledgement immediately.
     pub(super) fn holds_pongs_back(&mut self, now: Instant) -> bool {
         let is_pongs = {
             let mut http2 = self.around.http2.borrow_mut();

@@ -57,9 +57,9 @@ pub(crate) fn replay_log(
             locations.push_back(EntryPlace { index: entry.index, location });
             entries.push(entry_of(entry));
         }
-        // Both make the collected entries invalid: an entry with an index below `first` replaces all entries
-        // from its index on, and a log that was restarted after a snapshot has no entries from before the
-        // restart.
+        // Both records make the collected entries invalid: an entry with an index below `first` replaces all
+        // entries from its index on, and a log that was restarted after a snapshot has no entries from before
+        // the restart.
         Replayed::Entry(..) | Replayed::Reset(_) => {
             entries.clear();
             locations.clear();

@@ -82,10 +82,10 @@ impl Start {
         Ok(start)
     }
 
-    /// Appends the first entries if the log is empty, and returns id and peer URLs of the members that the
-    /// cluster already has. Returns an empty list if the log has entries. The log can also be empty without
-    /// being new: after a first start that was interrupted, or if a joining member has not received entries
-    /// from the others yet.
+    /// Appends the first entries if the log is empty, and returns the id and peer URLs of each member that
+    /// the cluster already has. Returns an empty list if the log already has entries. The log can also be
+    /// empty without being new: after a first start that was interrupted, or if a joining member has not
+    /// received entries from the others yet.
     pub(super) fn begin(
         &mut self,
         opening: &Opening<'_>,
