@@ -142,8 +142,8 @@ impl Admissions {
     /// Checks some connections, from slot `from` on. Returns the slot to continue at; `None` after the last
     /// slot.
     fn check_some(&self, from: usize) -> Option<usize> {
-        // The connections are copied out of the table, because a check wakes tasks, and the table must not be
-        // borrowed then.
+        // The connections are copied out of the table, because the checks wake tasks and call back, and the
+        // table must not be borrowed meanwhile.
         let (to, some): (usize, Vec<Rc<SessionValidity>>) = {
             let sessions = self.sessions.borrow();
             let to = (from + CHECKED_AT_ONCE).min(sessions.capacity());

@@ -489,8 +489,8 @@ fn answer(
             Answer::Whole(message) => message.len(),
             Answer::Pieces { len, .. } => *len,
         };
-        // The limit is checked before compression, although compression can make a message a few bytes
-        // longer: the limit need not be exact to a few bytes.
+        // The limit is checked before compression. Compression can make a message a few bytes longer, but the
+        // limit need not be exact to a few bytes.
         check_len(len, bytes_max).map(|()| answer)
     });
     match result {
@@ -650,8 +650,8 @@ impl StreamingCall {
 
 impl Drop for StreamingCall {
     fn drop(&mut self) {
-        // Resets the stream explicitly, because the service may still hold its end, so that dropping this end
-        // does not close it.
+        // Resets the stream explicitly: the service may still hold the [`Outbound`], which shares `sending`,
+        // so that dropping this reference would not close the stream.
         self.sending.reset(Reason::CANCEL);
         self.sending.account.release_request(self.charged);
     }

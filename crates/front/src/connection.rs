@@ -66,8 +66,8 @@ pub(crate) fn engine_options(options: &Options) -> http2::Options {
     let defaults = Limits::default();
     http2::Options {
         stream_window_bytes: options.stream_window_bytes,
-        // The maximum equals the initial size, so that windows do not grow: a larger window would not help,
-        // because clients' messages are small, or wait for a service.
+        // The maximum equals the initial size, so that windows do not grow. Larger windows would not help:
+        // clients' messages are small, or the service is what limits the throughput.
         stream_window_bytes_max: options.stream_window_bytes,
         connection_window_bytes: options.connection_window_bytes,
         streams_max: options.max_concurrent_streams,
@@ -215,7 +215,7 @@ impl Connection {
     }
 
     /// Runs one turn: does the work that is ready, up to the limit for a turn, and then writes the output.
-    /// Ready when the connection has ended.
+    /// Becomes ready when the connection has ended.
     pub(crate) fn poll_turn<S: Transport>(
         &mut self,
         socket: &mut Socket<S>,
@@ -321,8 +321,8 @@ impl Connection {
         work_max: usize,
     ) -> io::Result<InputOutcome> {
         let around = self.around.clone();
-        // The shutdown is checked before the loop, because the loop returns from inside in most turns, so
-        // that a check after it might never run on a busy connection.
+        // The shutdown is checked before the loop and not after it: most turns return from inside the loop,
+        // so that a check after the loop might never run on a busy connection.
         if around.shard.closing.get() && !self.is_closing {
             self.is_closing = true;
             around.http2.borrow_mut().shut_down();
@@ -363,8 +363,8 @@ impl Connection {
             around.http2.borrow_mut().gather();
             if around.http2.borrow_mut().output().len() >= OUTPUT_BYTES_MAX {
                 goes_on |= self.flush(socket)?;
-                // If the client reads its output again, the turn continues, because input was not taken while
-                // the client was blocked.
+                // If the connection was blocked because the client did not read its output, and is not
+                // blocked any more, the turn continues: there may be input that was not taken.
                 goes_on |= matches!(took, InputOutcome::Blocked) && !around.http2.borrow().is_blocked();
             } else {
                 goes_on |= self.wake_writable();

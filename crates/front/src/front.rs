@@ -191,8 +191,8 @@ impl Front {
 
     fn join(&mut self) {
         for thread in self.threads.drain(..) {
-            // The error is ignored: it means that the thread has panicked, and the panic itself was reported,
-            // and ends the process in release builds.
+            // The error is ignored: it means that the thread has panicked. The panic hook has reported the
+            // panic, and in release builds a panic ends the process.
             let _ = thread.join();
         }
     }

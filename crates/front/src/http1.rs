@@ -119,8 +119,8 @@ pub(crate) async fn serve<S: Transport + 'static>(
                 return Poll::Ready(io::ErrorKind::PermissionDenied);
             }
             while looking.poll_tick(cx).is_ready() {
-                // While the read-ahead buffer is full, nothing is read, so a disconnect of the client would
-                // not be noticed. So a connection on which the buffer stays full for the stall timeout is
+                // While the read-ahead buffer is full, nothing is read, and a disconnect of the client is not
+                // noticed. Therefore a connection on which the buffer stays full for the stall timeout is
                 // closed.
                 full_since = is_full.then(|| full_since.unwrap_or_else(Instant::now));
                 if full_since.is_some_and(|since| since.elapsed() >= stall_timeout) {

@@ -288,7 +288,7 @@ impl Sending {
 
     fn push(&self, message: Bytes, shared: bool) -> Result<(), TrySend> {
         self.open().map_err(|_| TrySend::Closed)?;
-        // If compression fails, which it does not do in memory, the message is sent uncompressed.
+        // Compression into memory does not fail. If it did, the message would be sent uncompressed.
         let packed = match &*self.state.borrow() {
             State::Wire(responder) if self.gzip => {
                 responder.around().add_work(message.len());
@@ -332,7 +332,8 @@ impl Sending {
                 messages.longest() <= responder.around().shard.options.answer_message_bytes_max
             }
             State::Wire(_) | State::Local(_) => false,
-            // Either way of sending reports to the caller that the call has ended.
+            // The value does not matter: sending together and sending one by one both report that the call
+            // has ended.
             State::Closed => true,
         }
     }

@@ -28,8 +28,8 @@ pub enum Role {
 pub(crate) const SHUTDOWN_PING: u64 = 0x4d53_5348_5554_444f;
 pub(crate) const GROWTH_PING: u64 = 0x4d53_4752_4f57_5448;
 
-/// Number of stream windows that the connection's window must have room for, once stream windows have grown.
-/// A stream whose consumer stops uses up one of them, and the other streams continue with the rest.
+/// Minimum size of the connection's window, in stream windows, once stream windows have grown. A stream whose
+/// consumer stops uses up one stream window, and the other streams continue with the rest.
 const GROWN_STREAMS: u32 = 4;
 
 /// This end remembers at most this many streams that it has reset, the latest ones: frames that were in
@@ -151,8 +151,8 @@ impl Buckets {
     }
 }
 
-/// Lists of streams with work to do. Allocated when a stream enters one of them, freed when the connection is
-/// idle.
+/// Lists of streams with work to do. Allocated when a stream enters one of the lists, freed when the
+/// connection is idle.
 #[derive(Default)]
 pub(crate) struct Lists {
     /// Streams with data to send, in the order in which they send one frame each. Some of the streams may

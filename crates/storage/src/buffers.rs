@@ -62,8 +62,8 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         let bytes = std::mem::take(&mut self.bytes);
         let Some(class) = SIZES.iter().position(|size| *size == bytes.len()) else { return };
-        // An error means that the thread is ending and its list is already destroyed. The buffer is then
-        // deallocated.
+        // The error is ignored: it means that the thread is ending and its list of free buffers is already
+        // destroyed. The buffer is then deallocated.
         let _ = FREE.try_with(|free| {
             let mut free = free[class].borrow_mut();
             if free.len() < FREE_BYTES_MAX / SIZES[class] {

@@ -25,8 +25,8 @@ pub fn run(entries: &log::Entries, fetches: &Receiver<Fetch>, tell: impl Fn(Fetc
 pub fn carry_out(entries: &log::Entries, fetch: &Fetch) -> Fetched {
     match entries.read(fetch.first, fetch.last, fetch.bytes_max) {
         Ok(entries) => Ok(entries.into_iter().map(entry_of).collect()),
-        // The log has removed the entries since the order. An empty result makes the leader determine again
-        // what to send to the follower, for example a snapshot.
+        // The log has removed the entries since the leader ordered the read. An empty result makes the leader
+        // determine again what to send to the follower, for example a snapshot.
         Err(ReadError::Moved | ReadError::Unavailable) => Ok(Vec::new()),
         Err(error) => Err(error),
     }

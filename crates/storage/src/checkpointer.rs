@@ -328,14 +328,13 @@ impl Checkpointer {
     fn checkpointed(&mut self, result: Result<Checkpointed, CheckpointError>) {
         self.lacked_space = result.as_ref().is_err_and(CheckpointError::is_full);
         self.was_short |= self.lacked_space;
-        // The free space is what the file system reports after the failure. If it is plentiful, lack of
-        // reported space cannot be the reason of the failure, so there is a limit that the file system does
-        // not report.
+        // If the file system reports much free space although the checkpoint has just failed for lack of
+        // space, there is a limit that the file system does not report, such as a quota.
         let plenty = |space: DiskSpace| space.free_bytes >= RESERVE_FREE_BYTES;
         self.has_hidden_limit |= self.lacked_space && self.store.space().is_some_and(plenty);
         if result.is_err() {
-            // The order has ended, so the log need not keep space free for its checkpoint any more.
-            // `keep_reserve` replaces that amount.
+            // The log may still be keeping space free for the failed checkpoint, which no longer needs it.
+            // `keep_reserve` sets the amount again to what the next checkpoint needs.
             self.keep_reserve();
         }
         (self.member.tell)(Event::Checkpointed(result));

@@ -70,13 +70,15 @@ pub enum KeptOut {
 pub struct Exclusion {
     /// State of the path of etcd's directory `member/snap` after the call.
     pub out: KeptOut,
-    /// Lock of the database in a directory that was moved aside. It must be held while the member runs: an
-    /// etcd that had opened the database file before waits for this lock, and starts when it is dropped.
+    /// Lock of the database in a directory that was moved aside; `None` if none was moved. The lock must be
+    /// held while the member runs: an etcd that opened the database file before the move waits for this lock,
+    /// and would start if it were released.
     pub lock: Option<Lock>,
 }
 
-/// Maximum number of attempts of [`keep_out`] to create the file at the path `snap`. An attempt is repeated
-/// if etcd has created its directory there in the meantime; after the last one, an error is returned.
+/// Maximum number of times that one call of [`keep_out`] tries to create the file at the path `snap`. It
+/// tries again if etcd has created its directory there in the meantime; after the last failure, it returns an
+/// error.
 const LOOKS_MAX: u32 = 4;
 
 /// Prevents etcd from creating a store in a member's directory that [`refuse`] has accepted: creates a file

@@ -206,7 +206,8 @@ pub fn leases<S: Source>(from: &Backend<S>) -> Result<Vec<GrantedLease>, interch
     let mut leases = Vec::new();
     let mut walk = from.leases()?;
     while let Some(lease) = walk.step()? {
-        // Limited to this range, because etcd does not allow a remaining TTL above the TTL of the lease.
+        // The remaining TTL is limited to the range from 0 to the TTL of the lease, because etcd does not
+        // allow a higher one.
         let remaining = Seconds(lease.remaining_ttl.clamp(0, lease.ttl.max(0)));
         leases.push(GrantedLease { id: LeaseId(lease.id), ttl: Seconds(lease.ttl), remaining });
     }

@@ -277,8 +277,8 @@ fn open_or_refuse(opening: &Opening<'_>) -> Result<Opened, DataDirError> {
     let found = look(opening, member_dir)?;
     let is_new = found.beginning.is_some();
     let was_noted = log_dir::read_note(&**disk, member_dir)?.is_some();
-    // Done before the replay, which may take minutes, and before a new member is created, because an etcd
-    // that is started in the meantime would create a store.
+    // etcd is kept out before the replay, which may take minutes, and before a new member is created, because
+    // an etcd that is started in the meantime would create a store here.
     let lock = keep_etcd_out(opening, member_dir, lock)?;
     open_found(opening, found, lock).inspect_err(|_| {
         if is_new && let Err(why) = etcd_beside::let_in(&**disk, &options.data_dir, was_noted) {

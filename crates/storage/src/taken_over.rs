@@ -216,7 +216,8 @@ impl TakenOver {
 pub struct ShutOut {
     /// Lock of etcd's database, if the database exists.
     pub lock: Option<Lock>,
-    /// Reason why the database, if it exists, could not be locked. The guards beside etcd's log then exist.
+    /// Reason why the database could not be locked, although it may exist. If set, the guards beside etcd's
+    /// log exist and prevent etcd from starting.
     pub unlocked: Option<OpenError>,
 }
 

@@ -19,7 +19,7 @@ impl Terms {
         Terms(vec![entry])
     }
 
-    /// Adds the next entry. If there are more than 1024 runs, removes the oldest ones.
+    /// Adds the next entry of the log. If there are then more than 1024 runs, removes the oldest ones.
     pub fn push(&mut self, entry: EntryId) {
         if self.0.last().is_none_or(|run| run.term != entry.term) {
             self.0.push(entry);

@@ -74,8 +74,8 @@ impl Connection {
             next = next.min(self.check_stalls(socket, now)?.unwrap_or(next));
             next = next.min(self.rest_when_idle(now).unwrap_or(next));
             next = next.min(self.pongs_due().unwrap_or(next));
-            // The alarm is moved only to an earlier time. An alarm that is too early causes one extra check,
-            // which costs less than moving the alarm in every turn.
+            // The alarm is moved only if it must become earlier or has passed. An alarm that is too early
+            // causes one extra check, which costs less than moving the alarm in every turn.
             if next < self.alarm || self.alarm <= now {
                 self.around.shard.clock.set(self.index, Some(self.alarm), next);
                 self.alarm = next;

@@ -55,8 +55,8 @@ impl Moving {
         let (mut portion, mut bytes) = (Vec::new(), 0);
         let mut ended = false;
         while bytes < self.portion_bytes && !ended {
-            // The newest view can be used each time instead of the one at the beginning, because versions
-            // that were removed since then need not be moved.
+            // Each iteration uses the newest view instead of that of the beginning, so that no view is held
+            // for long. Versions that are missing in a newer view were removed, so they need not be moved.
             let view = (member.newest)();
             let mut looked_at = 0;
             let snapshot = view.snapshot();
