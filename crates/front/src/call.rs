@@ -650,7 +650,7 @@ impl StreamingCall {
 
 impl Drop for StreamingCall {
     fn drop(&mut self) {
-        // Resets the stream explicitly: the service may still hold the [`Outbound`], which shares `sending`,
+        // Resets the stream explicitly: the service may still hold the `Outbound`, which shares `sending`,
         // so that dropping this reference would not close the stream.
         self.sending.reset(Reason::CANCEL);
         self.sending.account.release_request(self.charged);

@@ -158,8 +158,8 @@ pub struct RequestBody {
 }
 
 /// Progress of the current request on an HTTP/1 connection, which decides whether the connection is read
-/// beyond the end of the request. That is necessary while a call waits or a stream lasts: then only the end
-/// of the input shows that the client has disconnected.
+/// beyond the end of the request. That is necessary while a call waits or a stream lasts, because nothing is
+/// written at these times, so that only the end of the input shows that the client has disconnected.
 #[derive(Debug, Default)]
 pub(crate) struct Phase {
     is_stream: Cell<bool>,

@@ -77,7 +77,8 @@ struct QuotaUse {
     by_party: HashMap<IpAddr, usize>,
 }
 
-/// Memory that one handshake holds of a [`Quota`]. It is returned when this value is dropped.
+/// Memory that one handshake has reserved in a [`Quota`]. The quota gets the memory back when this value is
+/// dropped.
 pub(crate) struct QuotaShare {
     quota: Arc<Quota>,
     /// Address of the client.

@@ -245,7 +245,7 @@ pub struct Connection {
 }
 
 impl Connection {
-    /// Creates one end of a connection. The output then contains the first bytes to write: the settings,
+    /// Creates one end of a connection. Its output already contains the first bytes to write: the settings,
     /// preceded by the preface if this end is a client.
     pub fn new(role: Role, options: &Arc<Options>, now: Instant) -> Connection {
         let window = options.stream_window();

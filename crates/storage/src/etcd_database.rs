@@ -496,9 +496,9 @@ impl Measuring {
 }
 
 impl<W: Write> Writing<W> {
-    /// Writes users, roles and leases, and in later steps versions until their keys and values amount to
-    /// `budget_bytes` bytes; each visited version counts with some additional bytes. Returns true when
-    /// everything is written.
+    /// Performs one step of the second pass: writes some users, roles or leases, or, when all of them are
+    /// written, versions until their keys and values amount to `budget_bytes` bytes. Each visited version
+    /// counts as some additional bytes. Returns true when everything is written.
     ///
     /// # Errors
     ///
@@ -515,7 +515,7 @@ impl<W: Write> Writing<W> {
     }
 
     /// Reads the values of the next versions until keys and values amount to `budget_bytes` bytes. Each
-    /// visited version counts with some additional bytes, even if it is skipped.
+    /// visited version counts as some additional bytes, even if the version is skipped.
     ///
     /// # Errors
     ///

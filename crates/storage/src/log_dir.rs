@@ -301,8 +301,8 @@ pub fn known(disk: &dyn Disk, member_dir: &Path) -> Result<Option<PathBuf>, Open
     while rest.by_ref().any(|part| part.as_os_str() == "member") {
         let below = rest.as_path();
         let along = member_dir.join(below);
-        // `member/log` is never noted, because it is the default. So if the noted path ends with
-        // `member/log`, it is that of a log outside of this directory.
+        // `member/log` is never noted, because it is the default. So a noted path that ends with `member/log`
+        // is that of a log outside of this directory, which must not be searched below it.
         let is_noted = !below.as_os_str().is_empty() && below != Path::new("log");
         if is_noted && holds_log(disk, &along)? {
             return Ok(Some(along));

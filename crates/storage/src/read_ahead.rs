@@ -37,8 +37,8 @@ struct Window {
     len: usize,
     /// Location of the end of the value that was read last.
     end: Location,
-    /// Number of bytes of the next read. It shrinks if a value is not soon after the last one, and grows if
-    /// it is.
+    /// Number of bytes of the next read. The number grows if a value starts soon after the end of the
+    /// previous one, and shrinks otherwise.
     ahead: usize,
 }
 

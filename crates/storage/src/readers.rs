@@ -9,10 +9,10 @@
 //!
 //! A call that is not polled does not delay others. A portion is admitted as soon as space becomes free, by
 //! the call or thread that freed the space, and its bytes count against the limit only while they are being
-//! read. Portions that were read but not taken by their calls have a separate limit. Above it, the portion
-//! that was read first is revoked, and its call waits for admission again when it is polled. A call that is
-//! polled slowly finishes nevertheless: when its portion was read for the second time, it stays until it is
-//! taken, within a third limit.
+//! read. Portions that were read but not taken by their calls have a separate limit. If this limit is
+//! exceeded, the portion that was read first is revoked: its values are dropped, and its call waits for
+//! admission again when the call is polled. A call that is polled slowly finishes nevertheless: when its
+//! portion was read for the second time, it stays until it is taken, within a third limit.
 //!
 //! The core has a separate lane (a queue of portions): its values are read first and without admission,
 //! because all clients wait for the core. Neither lane may use all threads, so one thread is always left for
@@ -170,8 +170,8 @@ impl Inner {
         arrived
     }
 
-    /// Reads the next run. Returns false if no run is queued, or only in lanes that may not use another
-    /// thread.
+    /// Reads the next queued run. Returns false if no run is queued, or if runs are queued only in lanes that
+    /// may not use another thread.
     fn step(self: &Arc<Inner>) -> bool {
         let mut state = self.state();
         let Some((id, runs, at)) = state.next_run() else { return false };
