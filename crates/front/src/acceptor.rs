@@ -17,13 +17,14 @@ use crate::handshakes::{HandshakeContext, ListenerTls, PendingHandshake, Quota};
 use crate::shard_channels::{OpenSlot, ShardChannels};
 use crate::{Listener, Origin, Protocols};
 
-/// Pause after `accept` fails with an error such as too many open files.
+/// Pause after `accept` has failed with an error that will probably recur immediately, such as too many open
+/// files.
 const PAUSE: Duration = Duration::from_millis(50);
 
 /// Number of accepted connections after which the acceptor yields the processor to other threads.
 const ACCEPTED_AT_ONCE: u64 = 16;
 
-/// Channels to the handshake threads.
+/// Channels to the handshake threads, and the data that these threads need to perform a handshake.
 pub(crate) struct HandshakeThreads {
     pub(crate) threads: Vec<HandshakeThread<IpAddr>>,
     pub(crate) context: Arc<HandshakeContext>,
@@ -40,8 +41,9 @@ impl HandshakeThreads {
         if let Some(thread) = self.threads.get(next) {
             let (context, listener) = (self.context.clone(), listener.clone());
             let pending = PendingHandshake { stream, peer, listener, share, since };
-            // The result is ignored: the quota bounds the queue of the thread, and `begin` returns false only
-            // when the front is closing.
+            // The result is ignored: `begin` returns false only if the front is closing, and then drops the
+            // connection. The queue of the thread needs no limit, because the quota bounds the number of
+            // handshakes.
             let _ = thread.begin(pending.share.party, move || async move { context.receive(pending).await });
         }
         true
@@ -50,13 +52,14 @@ impl HandshakeThreads {
 
 /// Accepts connections. Connections with TLS go to a handshake thread first, all others to the shard with the
 /// fewest connections. On a listener that accepts connections with and without TLS, the acceptor waits for
-/// the first byte of each connection. During that wait the connection counts as open and not as a handshake,
-/// so neither the handshake quota nor slow handshakes affect it.
+/// the first byte of each connection. During that wait the connection counts as an open connection and not as
+/// a handshake, so neither the handshake quota nor slow handshakes affect it.
 pub(crate) struct Acceptor {
     pub(crate) listeners: Vec<Listener>,
     pub(crate) shards: Arc<ShardChannels>,
     pub(crate) handshakes: HandshakeThreads,
-    /// Counts connections whose first byte has not arrived yet.
+    /// Counts connections that wait for their first byte, on listeners that accept connections with and
+    /// without TLS.
     pub(crate) undecided: Arc<ShardCounters>,
     /// Time limit for the first byte and the handshake together.
     pub(crate) handshake_timeout: Duration,
@@ -81,7 +84,7 @@ pub(crate) fn spawn(mut acceptor: Acceptor) -> io::Result<JoinHandle<()>> {
         let mut closing = acceptor.closing.clone();
         for listener in listeners {
             let acceptor = acceptor.clone();
-            // Detached: the task ends with the local set.
+            // The task is detached, because it ends with the local set.
             drop(local.spawn_local(async move { acceptor.accept_from(listener).await }));
         }
         local.block_on(&runtime, closing.begun());
@@ -122,8 +125,8 @@ impl Acceptor {
     async fn accept_from(self: &Rc<Self>, listener: BoundListener) {
         for accepted in 1_u64.. {
             if accepted.is_multiple_of(ACCEPTED_AT_ONCE) {
-                // Thousands of connections may arrive at once. Yielding lets a shard thread that became ready
-                // run between them.
+                // Thousands of connections may arrive at the same time. Yielding lets a shard thread run on
+                // this processor core in between.
                 std::thread::yield_now();
             }
             match listener.accept().await {
@@ -141,20 +144,23 @@ impl Acceptor {
         let is_too_many = total >= self.connections_max
             || self.shards.addresses.open(peer.ip()) >= self.connections_per_address_max;
         if is_too_many || !self.budget.has_room_for(peer.ip()) {
-            // Closing immediately lets the client try another member instead of waiting.
+            // The connection is closed immediately, so that the client can try another member instead of
+            // waiting.
             return self.refuse();
         }
         if let Stream::Tcp(stream) = &stream
             && stream.set_nodelay(true).is_err()
         {
-            // The client has already disconnected.
+            // The option cannot be set because the client has already disconnected, so the connection is
+            // dropped.
             return;
         }
         match &listener.secured {
             None => self.let_in(stream, peer, listener.serves),
             Some(secured) if listener.also_plain => {
                 let (acceptor, secured) = (self.clone(), secured.clone());
-                // Detached: the task ends after `handshake_timeout` at the latest, or with the local set.
+                // The task is detached, because it ends after `handshake_timeout` at the latest, or with the
+                // local set.
                 drop(tokio::task::spawn_local(
                     async move { acceptor.tell_apart(stream, peer, &secured).await },
                 ));
@@ -163,7 +169,8 @@ impl Acceptor {
         }
     }
 
-    /// Waits for the first byte of a connection and routes it by that byte: with TLS or without.
+    /// Waits for the first byte of a connection, which shows whether the client speaks TLS, and passes the
+    /// connection to a handshake thread or to a shard.
     async fn tell_apart(&self, stream: Stream, peer: SocketAddr, secured: &Arc<ListenerTls>) {
         let since = Instant::now();
         let deadline = since + self.handshake_timeout;
@@ -173,22 +180,23 @@ impl Acceptor {
         let first = race(poll_fn(|cx| account.poll_doomed(cx)), first).await;
         drop((slot, account));
         match first {
-            // The memory budget is exhausted; the connection is closed.
+            // The connection is dropped, because the memory budget is exhausted.
             First::Left(()) => {}
-            // A letter begins an HTTP/1 method or the HTTP/2 preface; a TLS record begins with a byte below
-            // 32.
+            // The client does not speak TLS: a letter begins an HTTP/1 method or the HTTP/2 preface, and a
+            // TLS record begins with a byte below 32.
             First::Right(Some(Ok(Some(byte)))) if byte.is_ascii_alphabetic() => {
                 self.let_in(stream, peer, secured.serves);
             }
-            // End of stream, errors and timeouts go to the handshake as well, which reports them.
+            // A connection that has ended, failed or timed out also goes to the handshake, which then fails
+            // and reports the reason.
             First::Right(_) => self.shake_hands(stream, peer, secured, since),
         }
     }
 
     /// Gives a connection without TLS to a shard.
     fn let_in(&self, stream: Stream, peer: SocketAddr, serves: Protocols) {
-        // Detached from this runtime's event loop; the shard thread registers the socket in its own. This
-        // fails only for a broken socket.
+        // Detaches the socket from this thread's event loop, so that the shard thread can register it in its
+        // own. That fails only for a broken socket, which is dropped.
         let Ok(stream) = stream.detach() else { return };
         self.shards.give(stream, Origin { serves, ..Origin::plain(peer) }, None);
     }
@@ -201,14 +209,15 @@ impl Acceptor {
         }
     }
 
-    /// Counts a connection that is closed right after accept.
+    /// Counts a connection as refused. The caller drops it, which closes it.
     fn refuse(&self) {
         self.refused.fetch_add(1, Relaxed);
         self.budget.note_refused();
     }
 }
 
-/// Returns true for errors of `accept` that concern one connection and say nothing about the next one.
+/// Returns true for errors of `accept` that concern only one connection, so that the next call will probably
+/// succeed.
 fn concerns_one_connection(error: &io::Error) -> bool {
     matches!(
         error.kind(),

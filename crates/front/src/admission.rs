@@ -1,5 +1,6 @@
-//! Beginning of a call: [`begin`] checks a request's head like grpc-go's server, in the same order and with
-//! the same texts, reads the deadline, and creates the call. [`begin`] does not read the request's message.
+//! Decides whether a request may begin: [`begin`] checks the head of the request like grpc-go's server, in
+//! the same order and with the same error messages, determines the deadline, and creates the call. [`begin`]
+//! does not read the request's message.
 
 use std::fmt;
 use std::rc::Rc;
@@ -20,7 +21,8 @@ use crate::page::Page;
 use crate::responder::Responder;
 use crate::service::{Kind, Service};
 
-/// Kind of a request, determined from its head alone. Requests with equal heads have the same kind.
+/// Kind of a request, determined from its header fields alone, so that it can be cached for requests with
+/// equal header fields.
 #[derive(Clone, Copy, Debug)]
 pub(crate) enum RequestKind {
     /// The request is not a gRPC call.
@@ -34,7 +36,8 @@ pub(crate) enum RequestKind {
     },
 }
 
-/// Cache of recent request heads with their kind. A client sends the same few heads repeatedly.
+/// Cache of the kinds of requests, by their header fields. It has few entries, because a client sends the
+/// same few header lists again and again.
 #[derive(Default)]
 pub(crate) struct HeadCache {
     heads: [Option<(Arc<Fields>, RequestKind)>; 2],
@@ -47,7 +50,8 @@ impl HeadCache {
         known.find(|(its, _)| Arc::ptr_eq(its, fields)).map(|(_, request)| *request)
     }
 
-    /// Caches a head if the HTTP/2 engine caches it too. Any other head is unlikely to occur again.
+    /// Caches the kind of a request if the HTTP/2 engine has cached its header fields, which is why more than
+    /// one reference exists. Other header fields will probably not occur again.
     fn add(&mut self, fields: &Arc<Fields>, request: RequestKind) {
         if Arc::strong_count(fields) > 1 {
             self.heads[usize::from(self.next)] = Some((fields.clone(), request));
@@ -65,8 +69,9 @@ pub(crate) enum AdmittedRequest {
     Page(Box<Page>),
 }
 
-/// Checks a request's head like grpc-go's server. Returns `None` if the request was refused; the refusal is
-/// already sent. The deadline counts from `since`, the time of arrival.
+/// Checks a request's head like grpc-go's server, and begins the request. Returns `None` if the request was
+/// refused; the refusal has then been sent. The deadline counts from `since`, the time at which the request
+/// arrived.
 pub(crate) fn begin(
     around: &Rc<ConnectionContext>,
     service: &Rc<dyn Service>,
@@ -128,7 +133,8 @@ fn deadline(
     now: Instant,
 ) -> Result<Option<Instant>, (StatusCode, Status)> {
     let RequestKind::Call { timeout: Some(timeout), .. } = request else { return Ok(None) };
-    // A deadline that the clock cannot represent counts as none.
+    // If the clock cannot represent the deadline, because it is too far in the future, the call has no
+    // deadline.
     let deadline = since.checked_add(timeout);
     if deadline.is_some_and(|deadline| deadline <= now) {
         return Err((StatusCode::OK, DEADLINE));
@@ -136,7 +142,8 @@ fn deadline(
     Ok(deadline)
 }
 
-/// Header fields that are needed for every call; of repeated fields the first value.
+/// Values of the header fields that are needed for every call. If a field is repeated, its first value
+/// counts.
 #[derive(Default)]
 struct CallFields<'a> {
     content_type: Option<&'a [u8]>,
@@ -213,9 +220,9 @@ fn is_page(from: &Origin, content_type: Option<&[u8]>) -> bool {
         }
 }
 
-/// Returns true for a request that etcd passes to gRPC: on connections that also carry pages, the content
-/// type decides. A gRPC-Web call is a plain request whose body holds the frames and trailers of gRPC
-/// (COMPAT-185).
+/// Returns true if etcd would pass a request with this content type to gRPC, on a connection that also
+/// carries other HTTP requests. A gRPC-Web call is not passed to gRPC: it is an ordinary HTTP request whose
+/// body contains the frames and trailers of gRPC (COMPAT-185).
 fn is_grpc(content_type: &[u8]) -> bool {
     content_type.windows(GRPC_TYPE.len()).any(|part| part == GRPC_TYPE)
         && !content_type.starts_with(GRPC_WEB_TYPE)
@@ -251,7 +258,7 @@ fn unknown_path(services: &dyn Service, path: &str) -> Status {
     Status::with(Code::Unimplemented, text)
 }
 
-/// Error for a malformed `grpc-timeout`, with gRPC's text.
+/// Error for a malformed `grpc-timeout`, displayed with grpc-go's message.
 #[derive(Clone, Debug, PartialEq, Eq)]
 struct TimeoutError {
     value: String,

@@ -1,5 +1,6 @@
-//! Revalidation of clients that TLS has admitted: certificates expire, and files change. [`Admissions`] holds the admitted
-//! connections of a shard and checks them, some at a time.
+//! Checks repeatedly whether clients that TLS has admitted would still be admitted, because certificates
+//! expire and the files of trusted and revoked certificates change. [`Admissions`] holds the admitted
+//! connections of a shard, and checks them in batches.
 
 use std::cell::{Cell, RefCell};
 use std::fmt;
@@ -15,7 +16,7 @@ use tokio::sync::watch;
 use crate::Rejection;
 use crate::rejections::Rejections;
 
-/// Maximum number of connections checked before other tasks run.
+/// Maximum number of connections that are checked before other tasks of the shard run.
 const CHECKED_AT_ONCE: usize = 64;
 
 /// TLS settings and session with which a connection was admitted.
@@ -30,7 +31,8 @@ impl fmt::Debug for Admission {
     }
 }
 
-/// Validity of an admitted connection, registered with its shard.
+/// Records whether an admitted connection may stay open. The connection and the table of its shard share this
+/// value.
 pub(crate) struct SessionValidity {
     admission: Admission,
     remote: SocketAddr,
@@ -61,7 +63,8 @@ impl SessionValidity {
         Poll::Pending
     }
 
-    /// Closes the connection if its client would not be admitted now.
+    /// Checks whether the client would be admitted now. If not, reports that, and wakes the connection, which
+    /// then closes.
     fn check(&self, rejections: &Rejections) {
         if self.is_over() {
             return;
@@ -83,7 +86,8 @@ pub(crate) struct Admissions {
     rejections: Arc<Rejections>,
 }
 
-/// Registration of a connection among the admitted ones of its shard; removed when dropped.
+/// Registration of a connection in the table of its shard's admitted connections. Removes the connection from
+/// the table when dropped.
 pub(crate) struct Registration {
     admissions: Rc<Admissions>,
     key: usize,
@@ -99,8 +103,8 @@ impl Registration {
             waker: RefCell::new(None),
         });
         let key = admissions.sessions.borrow_mut().insert(validity.clone());
-        // Checked here: the files may have been reloaded after the handshake, and the shard may have checked
-        // its connections before this connection was added.
+        // Checks the connection once now: if the files were reloaded after the handshake, the shard may have
+        // checked its connections before this one was added.
         validity.check(&admissions.rejections);
         Registration { admissions: admissions.clone(), key, validity }
     }
@@ -113,16 +117,17 @@ impl Drop for Registration {
 }
 
 impl Admissions {
-    /// `rejections` reports the connections that must close.
+    /// Creates an empty table. Connections that must close are reported to `rejections`.
     pub(crate) fn new(rejections: Arc<Rejections>) -> Admissions {
         Admissions { sessions: RefCell::new(Slab::new()), rejections }
     }
 
-    /// Checks all connections after `every` and after each reload, until the front is dropped.
+    /// Checks all connections at intervals of `every` and after each reload of TLS files, until the front is
+    /// dropped.
     pub(crate) async fn watch(&self, every: Duration, mut reloads: watch::Receiver<u64>) {
         loop {
-            // A timeout means that the periodic check is due, and a change that files were reloaded. An inner
-            // error means that the front was dropped.
+            // The outer error is the timeout, which means that the periodic check is due. The inner result is
+            // Ok if files were reloaded, and an error if the front was dropped.
             if let Ok(Err(_)) = tokio::time::timeout(every, reloads.changed()).await {
                 return;
             }
@@ -137,7 +142,8 @@ impl Admissions {
     /// Checks some connections, from slot `from` on. Returns the slot to continue at; `None` after the last
     /// slot.
     fn check_some(&self, from: usize) -> Option<usize> {
-        // A check wakes tasks, so the table must not be borrowed during the checks.
+        // The connections are copied out of the table, because the checks wake tasks and call back, and the
+        // table must not be borrowed meanwhile.
         let (to, some): (usize, Vec<Rc<SessionValidity>>) = {
             let sessions = self.sessions.borrow();
             let to = (from + CHECKED_AT_ONCE).min(sessions.capacity());

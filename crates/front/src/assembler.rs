@@ -1,27 +1,28 @@
-//! Cuts DATA payloads into gRPC messages: [`Assembler`]. It reads prefixes and checks lengths and compression
-//! flags. It charges neither memory nor work; its callers do.
+//! Cuts the payloads of HTTP/2 DATA frames into gRPC messages: [`Assembler`]. It reads the prefixes of
+//! messages, checks lengths and compression flags, and decompresses. It does not reserve memory in the
+//! connection's account and does not count work; its callers do.
 
 use api::{Code, Status};
 use bytes::{Buf, Bytes, BytesMut};
 
 use crate::gzip;
 
-/// Bytes of gRPC's prefix: one flag byte and the length, big-endian.
+/// Size of gRPC's message prefix in bytes: one flag byte and four bytes of length, big-endian.
 pub(crate) const PREFIX_BYTES: usize = 5;
 
 /// Cuts DATA payloads into messages.
 #[derive(Debug)]
 pub(crate) struct Assembler {
-    /// Length limit of a message, in bytes. A length on the wire has four bytes.
+    /// Length limit of a message, in bytes. It is a `u32` because a length on the wire has four bytes.
     message_bytes_max: u32,
     /// True if `grpc-encoding` announced gzip.
     gzip: bool,
-    /// Received part of a message that spans payloads, prefix included; never empty. Boxed, since few
-    /// messages span payloads and a stream may stay open for days.
+    /// Received part, with the prefix, of a message that spans several payloads; never empty. It is boxed to
+    /// save memory, because few messages span payloads, and idle streams may stay open for days.
     partial: Option<Box<BytesMut>>,
 }
 
-/// Message, with its length on the wire.
+/// Message, decompressed, with its length on the wire without the prefix.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) struct Assembled {
     pub(crate) message: Bytes,
@@ -48,9 +49,9 @@ impl Assembler {
     }
 
     /// Cuts the next complete message off the front of a payload. If the payload contains no complete
-    /// message, returns `None` and keeps the payload as the beginning of a message. The returned message owns
-    /// memory of exactly its size. The cost of decompression, in bytes, is added to `work`, also for a
-    /// refused message. After an error the stream cannot be used any more.
+    /// message, returns `None` and keeps the payload as the beginning of a message. The returned message does
+    /// not keep the memory of the payload. The cost of decompression, in bytes, is added to `work`, even if
+    /// the message is refused. After an error the stream cannot be used any more.
     pub(crate) fn cut(&mut self, payload: &mut &[u8], work: &mut usize) -> Result<Option<Assembled>, Status> {
         if self.partial.is_none()
             && let Some(len) = self.checked_len(payload)?

@@ -1,7 +1,7 @@
-//! One call, from its first bytes to its last answer, as a state machine that a connection steps:
-//! `Call::step`. This module gathers unary requests, runs streams, sends answers in pieces, holds answers
-//! while the connection's queued answers are at their limit, enforces deadlines and detects stalled streams.
-//! The only part of the transport that it knows is the two halves of the call's HTTP/2 stream.
+//! Runs one call, from its first bytes to the end of its answer, as a state machine that a connection steps:
+//! `Call::step`. This module assembles unary requests, runs streams, sends large answers in chunks, holds
+//! answers back while the connection's queued answers are at their limit, enforces deadlines and detects
+//! stalled streams. Of the transport it knows only the two halves of the call's HTTP/2 stream.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -31,17 +31,17 @@ use crate::service::{Answer, LocalBoxFuture, PieceSource, Service, Unary};
 /// Status of a call that exceeded its deadline.
 pub(crate) const DEADLINE: Status = Status::new(Code::DeadlineExceeded, "context deadline exceeded");
 
-/// Unary call whose request message is incomplete.
+/// Unary call whose request message is being received.
 pub(crate) struct UnaryRequest {
     head: Head,
     responder: Responder,
     assembler: Assembler,
     gzip: bool,
     message: Option<Bytes>,
-    /// True if the next step can continue, with the message or with a refusal.
+    /// True if the message is complete, or the call is to be refused, so that the next step can continue.
     is_gathered: bool,
     refusal: Option<Box<Status>>,
-    /// Set once the call has to wait for more bytes from the client.
+    /// Set once the call has had to wait for more bytes from the client.
     waits: Option<Box<Waits>>,
 }
 
@@ -63,34 +63,35 @@ pub(crate) struct PendingCall {
     charge: Charge,
 }
 
-/// Unary call whose answer is made, but not sent, because the connection's queued answers are at their limit.
-/// The future of the call is dropped, so that it holds no slot for disk reads while it waits for the client.
-/// If an answer in pieces waits too long, it fails, because it reads from a snapshot of the store that is
-/// kept only for a limited time.
+/// Unary call whose answer is ready, but not queued, because the connection's queued answers are at their
+/// limit. The future of the call is dropped, so that it does not hold resources of the service, such as an
+/// admitted disk read, while it waits for the client. An answer that is produced in chunks fails if it waits
+/// too long, because it reads from a snapshot of the store that is kept only for a limited time.
 pub(crate) struct FinishedCall {
     made: Answer,
     responder: Responder,
     method: u16,
     gzip: bool,
-    /// Memory charge for the call and its answer.
+    /// Reservation for the call and its answer in the connection's memory account.
     charge: Charge,
 }
 
-/// Big answer that is produced while the client's flow-control window opens.
+/// Large answer that is produced in chunks, as the client's flow-control window opens.
 pub(crate) struct PiecewiseAnswer {
     responder: Responder,
     source: PieceSource,
     len: usize,
     left: usize,
     begun: bool,
-    /// True if the source waits for something other than the client.
+    /// True if the source was pending, so that the answer waits for something other than the client.
     waits: bool,
     method: u16,
     progress: StreamProgress,
     _stallable: Stallable,
     /// Memory that the source holds, in bytes.
     held: Rc<Cell<usize>>,
-    /// Memory charge for the bytes of the source, plus `base` bytes for the call.
+    /// Reservation in the connection's memory account for the bytes of the source, plus `base` bytes for the
+    /// call.
     charge: Charge,
     base: usize,
 }
@@ -100,14 +101,15 @@ pub(crate) struct StreamingCall {
     future: LocalBoxFuture<Result<(), Status>>,
     pub(crate) sending: Rc<Sending>,
     pub(crate) inbox: Rc<Inbox>,
-    /// Set while queued messages wait for the client.
+    /// Progress of the queued messages; `None` while no message waits for the client.
     progress: Option<Box<StreamProgress>>,
-    /// Bytes charged for the call to [`Sending::account`] as request bytes.
+    /// Number of bytes that are reserved in [`Sending::account`] as request bytes of this call.
     charged: usize,
 }
 
-/// Request that has not begun because the connection's queued answers are at their limit, with the received
-/// part of its body.
+/// Request that must not begin yet, because the connection's queued answers are at their limit, the work
+/// limit of the turn is reached, or an earlier request or answer of the connection is waiting. Contains the
+/// part of the request's body that has been received.
 pub(crate) struct WaitingRequest {
     pub(crate) responder: Responder,
     pub(crate) fields: Arc<Fields>,
@@ -119,7 +121,7 @@ pub(crate) struct WaitingRequest {
     pub(crate) since: Instant,
 }
 
-/// Call that was not answered immediately.
+/// Call that is in the table of its connection, because it was not answered immediately.
 pub(crate) enum Call {
     Waiting(Box<WaitingRequest>),
     Gathering(Box<UnaryRequest>),
@@ -139,7 +141,7 @@ pub(crate) enum Step {
 }
 
 impl Call {
-    /// Continues the call as far as possible.
+    /// Continues the call as far as possible now.
     pub(crate) fn step(
         self,
         around: &Rc<ConnectionContext>,
@@ -166,12 +168,13 @@ impl Call {
         let begun = self.begun_method();
         begun.into_iter().for_each(|method| counters.handled(method, DEADLINE.code));
         match self {
-            // Neither kind has a deadline: a waiting call gets one when it begins, a page never has one.
+            // Nothing to do, because these have no deadline: a waiting call gets one only when it begins, and
+            // a page never has one.
             Call::Waiting(_) | Call::Page(_) => {}
             Call::Gathering(gathering) => gathering.responder.refuse(StatusCode::OK, &DEADLINE),
             Call::Pending(pending) => pending.responder.refuse(StatusCode::OK, &DEADLINE),
             Call::Finished(finished) => finished.responder.refuse(StatusCode::OK, &DEADLINE),
-            // A status cannot be sent inside a message.
+            // The stream is reset, because a status cannot be sent inside a message, which may have begun.
             Call::Pieces(pieces) => pieces.responder.reset(Reason::CANCEL),
             Call::Streaming(streaming) => streaming.sending.finish(&Err(DEADLINE)),
         }
@@ -183,8 +186,8 @@ impl Call {
         matches!(self, Call::Finished(_))
     }
 
-    /// Returns true if the call must be reset because it holds data without progress. Dropping the call
-    /// resets its stream.
+    /// Returns true if the call holds data that has made no progress for too long. The caller then drops the
+    /// call and resets its stream.
     pub(crate) fn is_stalled(&mut self, check: &StallCheck<'_>) -> bool {
         match self {
             Call::Waiting(_) | Call::Pending(_) | Call::Finished(_) => false,
@@ -216,8 +219,8 @@ impl Call {
         }
     }
 
-    /// Returns the method to count as ended if the connection ends now; `None` if the call was not counted as
-    /// started.
+    /// Returns the method of the call if the call was counted as started, so that it must be counted as ended
+    /// when it ends; otherwise `None`.
     pub(crate) fn begun_method(&self) -> Option<u16> {
         match self {
             Call::Waiting(_) | Call::Gathering(_) | Call::Page(_) => None,
@@ -251,7 +254,8 @@ impl UnaryRequest {
         self.head.deadline
     }
 
-    /// Returns true if the next step can continue, with the message or with a refusal.
+    /// Returns true if the message is complete or the call is to be refused, so that the next step can
+    /// continue.
     pub(crate) fn is_gathered(&self) -> bool {
         self.is_gathered
     }
@@ -261,7 +265,8 @@ impl UnaryRequest {
         self.refusal = Some(Box::new(status));
     }
 
-    /// Takes a part of the request; `end` marks the last part. Returns true if the next step can continue.
+    /// Takes the next received bytes of the request; `end` is true for the last ones. Returns true if the
+    /// message is complete or the call is to be refused, so that the next step can continue.
     pub(crate) fn take(&mut self, around: &ConnectionContext, payload: &[u8], end: bool) -> bool {
         if self.is_gathered {
             return true;
@@ -297,7 +302,7 @@ impl UnaryRequest {
     ) -> Result<(), Status> {
         while let Some(assembled) = self.assembler.cut(&mut payload, work)? {
             if self.message.is_some() {
-                // grpc-go also answers the first message and ignores further ones.
+                // A further message is ignored, as in grpc-go, which answers the first one.
                 continue;
             }
             around.shard.counters.received(self.head.method, assembled.wire_bytes);
@@ -306,8 +311,9 @@ impl UnaryRequest {
         Ok(())
     }
 
-    /// Marks the call as waiting for more bytes from the client, and charges its memory. Returns true if the
-    /// memory limit is reached; the next step then refuses the call.
+    /// Marks the call as waiting for more bytes from the client, and reserves memory for it in the
+    /// connection's memory account. Returns true if the memory limit is reached, so that the next step
+    /// refuses the call.
     pub(crate) fn wait(&mut self, around: &Rc<ConnectionContext>) -> bool {
         if self.waits.is_none() {
             let (charge, _stallable) = (Charge::new(&around.account), Stallable::new(around));
@@ -318,8 +324,9 @@ impl UnaryRequest {
         self.is_gathered
     }
 
-    /// Charges the memory of a call that waits for the client. The whole announced length is charged at once,
-    /// so that a message that has begun can always be completed.
+    /// Reserves memory for a call that waits for the client. Memory for the whole announced length of a
+    /// message is reserved when the message begins, so that a message that was accepted can always be
+    /// completed. If the memory limit is reached, marks the call as to be refused.
     fn charge_more(&mut self, around: &ConnectionContext) {
         let message = self.message.as_ref().map_or(0, Bytes::len);
         let bytes = self.assembler.announced().unwrap_or(0) as usize + message;
@@ -340,7 +347,8 @@ impl UnaryRequest {
         if self.is_gathered { self.serve(around, service, cx) } else { Step::Wait(Call::Gathering(self)) }
     }
 
-    /// Passes the complete message to the service, or sends the refusal.
+    /// Passes the complete message to the service, or refuses the call if it was to be refused or if the
+    /// memory limit is reached.
     #[expect(clippy::boxed_local, reason = "it comes in its box, and is as long as an argument may be")]
     pub(crate) fn serve(
         self: Box<Self>,
@@ -376,9 +384,9 @@ impl UnaryRequest {
     }
 }
 
-/// Status of a unary call without a message, in grpc-go's words.
+/// Status of a unary call that ends without a message, as in grpc-go.
 const NO_MESSAGE: Status = Status::new(Code::Unknown, "EOF");
-/// Status of a unary call that ends inside its message, in grpc-go's words.
+/// Status of a unary call that ends inside its message, as in grpc-go.
 const TRUNCATED_CALL: Status = Status::new(Code::Unknown, "unexpected EOF");
 
 impl PendingCall {
@@ -412,8 +420,9 @@ impl PendingCall {
 }
 
 impl FinishedCall {
-    /// Charges the answer and tries to send it. If the connection's calls exceed their memory limit and the
-    /// answer is larger than the memory that the call used before, the client receives a status instead.
+    /// Reserves memory for the answer, and sends the answer as soon as possible. If the answer needs more
+    /// memory than was reserved for the call before, and the memory limit is reached, the client receives a
+    /// status instead.
     #[cold]
     fn begin(
         mut self: Box<Self>,
@@ -425,8 +434,8 @@ impl FinishedCall {
             Answer::Whole(message) => message.len(),
             Answer::Pieces { held, .. } => held.get(),
         };
-        // The service's future and the metadata are freed now, so an answer that needs no more memory than
-        // these is always kept.
+        // The service's future and the metadata have been freed. So an answer that needs no more memory than
+        // these is always kept, because it does not increase the reservation.
         let before = self.charge.bytes().max(CALL_BYTES);
         self.charge.set(CALL_BYTES + bytes.saturating_sub(METADATA_BYTES));
         around.add_work(bytes);
@@ -458,9 +467,9 @@ impl FinishedCall {
     }
 }
 
-/// Sends the result of a unary call. If the connection's queued answers are at their limit, the result waits.
-/// `charge` is the charge of the call so far; `bytes` is the length of the request if `charge` does not
-/// include it.
+/// Sends the result of a unary call, or keeps it until the connection's queued answers are below their limit.
+/// `charge` is the memory reservation of the call so far, if it has one; `bytes` is the length of the request
+/// if the reservation does not include it.
 #[expect(clippy::too_many_arguments, reason = "all of them are moved out of a call that is over")]
 fn answer(
     around: &Rc<ConnectionContext>,
@@ -480,8 +489,8 @@ fn answer(
             Answer::Whole(message) => message.len(),
             Answer::Pieces { len, .. } => *len,
         };
-        // Compression makes a message at most a few bytes longer. The limit is checked before compression,
-        // because it need not be exact to a few bytes.
+        // The limit is checked before compression. Compression can make a message a few bytes longer, but the
+        // limit need not be exact to a few bytes.
         check_len(len, bytes_max).map(|()| answer)
     });
     match result {
@@ -509,8 +518,8 @@ fn answer(
             Step::Over
         }
         Ok(Answer::Pieces { len, source, held, .. }) => {
-            // The answer is charged, because a client with a closed window can make any number of these
-            // answers wait.
+            // Memory for the answer is reserved in the connection's account, because a client that keeps its
+            // window closed can make any number of such answers wait.
             let mut charge = charge.unwrap_or_else(|| Charge::new(&around.account));
             charge.raise_to(CALL_BYTES + bytes);
             let base = charge.bytes();
@@ -542,15 +551,15 @@ fn answer(
 }
 
 impl PiecewiseAnswer {
-    /// Produces at most one piece, then lets other calls run.
+    /// Produces and queues at most one chunk, so that other calls run before the next one.
     fn step(mut self: Box<Self>, around: &Rc<ConnectionContext>, cx: &mut Context<'_>) -> Step {
         let counters = &around.shard.counters;
         if !self.responder.is_open() {
             counters.handled(self.method, Code::Canceled);
             return Step::Over;
         }
-        // If the connection's queued answers are at their limit, each stream queues only one piece at a time,
-        // however short.
+        // If the connection's queued answers are at their limit, a stream queues another chunk only when
+        // nothing of it is queued.
         let queued_max = if around.has_room() { PIECE_BYTES } else { 1 };
         if self.responder.queued_bytes() >= queued_max {
             self.responder.want_room();
@@ -559,11 +568,13 @@ impl PiecewiseAnswer {
         let room = self.responder.room().min(self.left.min(PIECE_BYTES) + PREFIX_BYTES);
         let mut wanted = if self.begun { room } else { room.saturating_sub(PREFIX_BYTES) };
         if wanted == 0 && (self.waits || room > 0) {
-            // The source waits for a window of this size, but the client has reduced the window. Data fetched
-            // for the source occupies memory shared with others until it is taken, and may have to be fetched
-            // again if it is dropped. So one byte is requested, which then waits for the window under the
-            // stall timeout. The same is done if the window is smaller than a gRPC prefix: otherwise the
-            // HTTP/2 engine would report available space again and again.
+            // One byte is requested although the client's window is closed or too small. There are two cases.
+            // First (`waits`), the source was called before and was pending, and the client has reduced its
+            // window since. The data that was fetched for the source occupies memory that other clients need
+            // until the source is called again. So the source is called for one byte, which then waits in the
+            // stream for the window, under the stall timeout. Second (`room > 0`), the window is smaller than
+            // a gRPC prefix: if nothing were queued, the HTTP/2 engine would report the available space again
+            // and again.
             wanted = 1;
         }
         if wanted == 0 && self.left > 0 {
@@ -580,7 +591,7 @@ impl PiecewiseAnswer {
             Poll::Ready(Err(status)) => {
                 counters.handled(self.method, status.code);
                 if self.begun {
-                    // A status cannot be sent inside a message.
+                    // The stream is reset, because a status cannot be sent inside a message, which has begun.
                     self.responder.reset(Reason::INTERNAL_ERROR);
                 } else {
                     self.responder.finish(&Err(status));
@@ -639,7 +650,8 @@ impl StreamingCall {
 
 impl Drop for StreamingCall {
     fn drop(&mut self) {
-        // The service may still hold its end of the stream.
+        // Resets the stream explicitly: the service may still hold the `Outbound`, which shares `sending`,
+        // so that dropping this reference would not close the stream.
         self.sending.reset(Reason::CANCEL);
         self.sending.account.release_request(self.charged);
     }

@@ -1,5 +1,5 @@
-//! The open calls of a connection: [`Calls`] finds a call by its stream and owns the wakers that calls are
-//! polled with.
+//! Stores the open calls of a connection: [`Calls`] finds a call by its HTTP/2 stream, and owns the wakers
+//! with which the calls are polled.
 
 use std::sync::Arc;
 use std::task::Waker;
@@ -9,21 +9,23 @@ use http2::Key;
 use crate::call::Call;
 use crate::turn::{SlotWake, Turn};
 
-/// Open calls, indexed by the slot of their stream. A slot is reused, but never with the same key.
+/// Open calls, indexed by the slot that the HTTP/2 engine has given to their stream. A slot is reused by
+/// later streams, but each stream has another key.
 #[derive(Default)]
 pub(crate) struct Calls {
-    /// Allocated at the first call, and freed when the connection goes idle without open calls.
+    /// `None` until the first call, and after the connection has gone idle without open calls, to save
+    /// memory.
     #[expect(clippy::box_collection, reason = "an idle connection has two words less")]
     slots: Option<Box<Vec<CallSlot>>>,
     open: u32,
-    /// Number of open calls that have not begun yet.
+    /// Number of open calls that are in the state [`Call::Waiting`].
     waiting: u32,
 }
 
 #[derive(Default)]
 struct CallSlot {
     call: Option<(Key, Call)>,
-    /// Waker for the calls of this slot; later calls in the same slot reuse it.
+    /// Waker for the call in this slot. Later calls in the slot reuse it.
     waker: Option<Waker>,
 }
 
@@ -37,13 +39,14 @@ impl Calls {
         self.open == 0
     }
 
-    /// Returns the number of open calls that have not begun yet.
+    /// Returns the number of open calls that wait to begin ([`Call::Waiting`]).
     pub(crate) fn waiting(&self) -> usize {
         self.waiting as usize
     }
 
-    /// Returns true if a unary call is being answered by the service. Only the first 64 slots are checked: a
-    /// client that waits for unary answers has few streams, and checking thousands of slots costs too much.
+    /// Returns true if the service is answering a unary call. Checks only the first 64 slots, because a
+    /// client that waits for unary answers usually has few streams, and checking thousands of slots takes too
+    /// long.
     pub(crate) fn awaits_answer(&self) -> bool {
         const LOOKED_AT: usize = 64;
         let slots = self.slots.iter().flat_map(|slots| slots.iter().take(LOOKED_AT));
@@ -63,7 +66,7 @@ impl Calls {
         assert!(before.is_none(), "a call is taken out before its stream's place is used again");
     }
 
-    /// Returns the entry of a slot, and creates it if it does not exist.
+    /// Returns the table entry of a slot, and creates the entry if it does not exist.
     fn slot(&mut self, slot: usize) -> &mut CallSlot {
         let slots = self.slots.get_or_insert_default();
         if slot >= slots.len() {
@@ -106,7 +109,7 @@ impl Calls {
         self.slot(slot).waker.get_or_insert_with(fresh)
     }
 
-    /// Frees the memory of unused slots behind the last used one.
+    /// Frees the memory of all slots after the last one that has a call.
     pub(crate) fn rest(&mut self) {
         if self.is_empty() {
             self.slots = None;

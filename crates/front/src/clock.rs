@@ -1,5 +1,6 @@
-//! Alarms of a shard's connections: [`Clock`] wakes each connection at its time. One runtime timer serves
-//! them all, because a separate timer costs an idle connection more than a hundred bytes.
+//! Wakes each connection of a shard at the time for which its alarm is set: [`Clock`]. One timer of the
+//! runtime serves all connections, because a separate timer would cost an idle connection more than a hundred
+//! bytes.
 
 use std::cell::RefCell;
 use std::collections::BTreeSet;
@@ -12,18 +13,19 @@ use slab::Slab;
 use stdx::race;
 use tokio::time::sleep_until;
 
-/// Maximum number of connections woken before other tasks run.
+/// Maximum number of connections that are woken before other tasks of the shard run.
 const WOKEN_AT_ONCE: usize = 256;
 
-/// Wake-up times of a shard's connections, at most one per connection. [`Clock::keep`] wakes each connection
-/// at its time.
+/// Alarms of a shard's connections, at most one per connection. The task [`Clock::keep`] wakes each
+/// connection at the time of its alarm.
 #[derive(Default)]
 pub(crate) struct Clock(RefCell<Alarms>);
 
 struct Alarms {
-    /// Instant that the times in `set` count from.
+    /// Instant from which the times in `set` are counted.
     epoch: Instant,
-    /// Times in nanoseconds since `epoch`, each with the connection's index in [`crate::shard_state::ShardState::connections`].
+    /// Times of the alarms in nanoseconds since `epoch`, each with the connection's index in
+    /// `ShardState::connections`.
     set: BTreeSet<(u64, u32)>,
     /// Waker of the task [`Clock::keep`], which waits for the earliest alarm.
     keeper: Option<Waker>,
@@ -77,7 +79,7 @@ impl Clock {
         alarms.set.first().map(|(at, _)| alarms.epoch + Duration::from_nanos(*at))
     }
 
-    /// Wakes the connections at their times, forever. `connections` holds their wakers.
+    /// Wakes each connection at the time of its alarm. Never returns. `connections` holds the wakers.
     pub(crate) async fn keep(&self, connections: &RefCell<Slab<Waker>>) -> Infallible {
         loop {
             let now = Instant::now();
@@ -87,7 +89,8 @@ impl Clock {
                     waker.wake_by_ref();
                 }
             }
-            // Resolves when the earliest alarm changes, or when the first alarm is set.
+            // Resolves when another alarm becomes the earliest one, so that the task must wait for another
+            // time.
             let first = self.first();
             let changed = poll_fn(|cx| {
                 if self.first() != first {

@@ -1,4 +1,5 @@
-//! Shutdown of a front: [`Closing`] signals it to the shards and to services, [`Close`] begins it.
+//! Signals the shutdown of a front: [`Closing`] is the receiver in shards and services, [`Close`] the sender
+//! in tests and in services without a front.
 
 use tokio::sync::watch;
 
@@ -17,7 +18,7 @@ pub(crate) enum Shutdown {
 #[derive(Clone, Debug)]
 pub struct Closing(pub(crate) watch::Receiver<Shutdown>);
 
-/// Sender of the shutdown signal; dropping it also begins the shutdown.
+/// Sender of the shutdown signal. Dropping it also makes [`Closing::begun`] resolve.
 #[derive(Debug)]
 pub struct Close(watch::Sender<Shutdown>);
 
@@ -42,13 +43,15 @@ impl Closing {
 
     /// Resolves when shutdown begins.
     pub async fn begun(&mut self) {
-        // An error means that the front was dropped, which counts as closing.
+        // The error is ignored: it means that the front was dropped, which also counts as the beginning of
+        // the shutdown.
         let _ = self.0.wait_for(|shutdown| *shutdown != Shutdown::NotBegun).await;
     }
 
     /// Resolves when connections must close without waiting for their calls.
     pub(crate) async fn immediate(&mut self) {
-        // An error means that the front was dropped.
+        // The error is ignored: it means that the front was dropped, in which case connections must also
+        // close immediately.
         let _ = self.0.wait_for(|shutdown| *shutdown == Shutdown::Immediate).await;
     }
 }

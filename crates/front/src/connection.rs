@@ -1,6 +1,8 @@
-//! One HTTP/2 connection with all its calls: [`Connection::poll_turn`] runs one turn. `Connection::work`
-//! takes new requests (`input`), steps the calls that are ready, and sends everything in one write; `tending`
-//! has the timers. This module knows neither protobuf nor methods; only the service does.
+//! Runs one HTTP/2 connection with all its calls, in turns. A turn is one poll of the connection's task, with
+//! a limit on its work, after which other connections of the shard run. [`Connection::poll_turn`] runs one
+//! turn. `Connection::work` takes new requests (`input`), steps the calls that are ready, and sends
+//! everything in one write; `tending` has the timers. This module knows neither protobuf nor methods; only
+//! the service does.
 
 mod input;
 mod tending;
@@ -29,25 +31,30 @@ use crate::socket::{Socket, Transport};
 use crate::turnstile::Pass;
 use crate::{Options, Origin, Service};
 
-/// Maximum number of rounds in one turn; then other connections have their turn.
+/// Maximum number of rounds in one turn. A round steps the ready calls once and takes input once.
 const ROUNDS_MAX: usize = 8;
 
-/// Bytes of pending output at which a round starts to write and bodies of answers are left in their streams.
-/// Beyond twice this number the connection stops reading from its client.
+/// Bytes of pending output at which a round begins to write to the socket, and above which further bodies of
+/// answers stay queued in their streams. Above twice this number the connection stops reading from its
+/// client.
 const OUTPUT_BYTES_MAX: usize = 64 * 1024;
 
-/// Bytes written in one go, after which other connections have their turn.
+/// Number of written bytes at which [`Connection::flush`] stops, so that other connections run before the
+/// rest is written.
 const WRITTEN_AT_ONCE: u64 = LONG_BYTES as u64;
 
-/// Number of open calls of a closing connection that are ended before other connections have their turn.
+/// Number of open calls of an ending connection that are dropped before other connections run.
 const FORGOTTEN_AT_ONCE: usize = 256;
 
-/// Bytes that a finished call leaves in tables here and in the HTTP/2 engine until the connection goes idle.
+/// Memory in bytes of the table entries for one call, in this crate and in the HTTP/2 engine. The entries
+/// stay allocated when the call has ended, and are freed when the connection goes idle.
 const TABLE_ENTRY_BYTES: usize = 1024;
-/// Number of concurrent calls whose table entries are included in the basic charge of a connection.
+/// Number of concurrent calls for whose table entries no memory is reserved separately, because the basic
+/// reservation for a connection in its memory account includes them.
 const TABLE_ENTRIES_FREE: usize = 16;
 
-/// Tolerated rate of HTTP/2 streams that the client cancels in the turn in which they arrived.
+/// Rate limit for HTTP/2 streams that a client opens and cancels in the same turn. A client that exceeds the
+/// limit is disconnected.
 const EARLY_RESETS: Rate = Rate::new(256, 32);
 
 /// Entry of the deadline heap, which pops the earliest deadline first.
@@ -59,7 +66,8 @@ pub(crate) fn engine_options(options: &Options) -> http2::Options {
     let defaults = Limits::default();
     http2::Options {
         stream_window_bytes: options.stream_window_bytes,
-        // Windows do not grow: client messages are small, or wait for a service.
+        // The maximum equals the initial size, so that windows do not grow. Larger windows would not help:
+        // clients' messages are small, or the service is what limits the throughput.
         stream_window_bytes_max: options.stream_window_bytes,
         connection_window_bytes: options.connection_window_bytes,
         streams_max: options.max_concurrent_streams,
@@ -76,39 +84,42 @@ pub(crate) fn engine_options(options: &Options) -> http2::Options {
     }
 }
 
-/// State of a connection in use; an idle connection has none.
+/// State that a connection needs while it is in use. It is freed when the connection goes idle, unless open
+/// calls need it.
 #[derive(Default)]
 struct Work {
-    /// Newest unary call; its message may follow its head in the bytes already read.
+    /// The unary call that began last, if its message has not arrived yet. The message may be in the bytes
+    /// that were already read.
     opening: Option<Box<UnaryRequest>>,
     heads: HeadCache,
-    /// Slots of calls that must be polled.
+    /// Slots of the calls that must be polled in the next round.
     ready: Vec<u32>,
-    /// Unary calls whose message was completed by a later frame.
+    /// Unary calls in the call table whose message is complete, or that are to be refused. They are served in
+    /// the next round.
     gathered: Vec<Key>,
-    /// Requests that wait until the connection's queued answers are below their limit, oldest first. Some may
-    /// have ended.
+    /// Requests that wait to begin until [`Connection::admits`] allows it, oldest first. Some of the requests
+    /// may have ended since.
     waiting: VecDeque<Key>,
-    /// Calls whose answers wait until the connection's queued answers are below their limit, oldest first.
-    /// Some may have ended.
+    /// Calls with answers that wait until the connection's queued answers are below their limit, oldest
+    /// first. Some of the calls may have ended since.
     finished: VecDeque<Key>,
-    /// Number of calls begun in this round.
+    /// Number of calls that began in this round.
     begun: usize,
-    /// Unary calls of this round that were put into the call table because other frames came before their
-    /// messages.
+    /// Unary calls that were put into the call table in this round, because their message was not complete
+    /// when another call began or the round ended.
     parked: Vec<Key>,
     deadlines: BinaryHeap<DeadlineEntry>,
     stalls: Option<Box<Stalls>>,
-    /// Place in the shard's queue for long turns, used after a long turn.
+    /// Handle to the connection's entry in the shard's queue for long turns.
     ticket: Ticket,
     /// Time at which the newest call arrived.
     called_at: Option<Instant>,
-    /// Time at which delayed PING acknowledgements are sent at the latest.
+    /// Time at which PING acknowledgements that are held back must be sent; `None` if none are held back.
     pongs_due: Option<Instant>,
-    /// Time since which the connection is known to be idle.
+    /// Time since which the connection has been idle; `None` while it is in use.
     idle_since: Option<Instant>,
-    /// Largest number of concurrent calls since the tables were last shrunk, if above [`TABLE_ENTRIES_FREE`], and
-    /// the charge for their table entries.
+    /// Largest number of concurrent calls since the tables were last shrunk, and the memory reservation for
+    /// their table entries. `None` if the number was never above [`TABLE_ENTRIES_FREE`].
     table_entries: Option<(usize, Held)>,
 }
 
@@ -126,7 +137,8 @@ impl Work {
             && !self.ticket.is_waiting()
     }
 
-    /// Returns the newest unary call if it belongs to the stream `key`.
+    /// Returns the unary call that began last, if it belongs to the stream `key` and its message is not
+    /// complete.
     fn opening(&mut self, key: Key) -> Option<&mut UnaryRequest> {
         self.opening.as_deref_mut().filter(|gathering| gathering.key() == key)
     }
@@ -136,28 +148,29 @@ impl Work {
 ///
 /// The struct holds the calls by stream, the lists of calls with pending work, and the timers. The
 /// connection's task calls [`Connection::poll_turn`] once per turn. A turn passes the received bytes to the
-/// engine ([`http2::Connection::next`]) and each event immediately to its call. A unary call whose message
-/// arrives in the same read as its head, as most do, is answered without an entry in any table.
+/// HTTP/2 engine ([`http2::Connection::next`]) and each event immediately to its call. Most unary calls
+/// receive their message in the same read as their head. If the service answers such a call immediately, it
+/// needs no entry in a table.
 pub(crate) struct Connection {
     pub(crate) around: Rc<ConnectionContext>,
     pub(crate) secured: Option<Box<SecureState>>,
     pub(crate) pass: Pass,
     service: Rc<dyn Service>,
     calls: Calls,
-    /// Allocated while the connection is in use, freed when it goes idle.
+    /// `None` while the connection is idle, to save memory.
     work: Option<Box<Work>>,
-    /// True if at some time since the last stall check the client was not read from, because it did not read
-    /// its output.
+    /// True if reading from the client was suspended at some time since the last stall check, because the
+    /// client did not read its output.
     was_deaf: bool,
-    /// Set once the client has sent a PING.
+    /// `None` until the client sends its first PING, to save memory.
     ping_policy: Option<Box<PingPolicy>>,
     heartbeat: Heartbeat,
-    /// Time at which the shard's clock wakes the connection; it may be earlier than needed.
+    /// Time at which the shard's clock wakes the connection; it may be earlier than necessary.
     alarm: Instant,
     is_resting: bool,
     is_closing: bool,
-    /// True if the last turn was long. The connection then waits in the queue for long turns, after which its
-    /// next turn may be long too.
+    /// True if the last turn was long. The connection then has to wait in the queue for long turns before its
+    /// next turn, which may be long, too.
     was_long: bool,
     /// Index of the connection in [`ShardState::connections`] and in the shard's clock.
     index: u32,
@@ -201,14 +214,16 @@ impl Connection {
         }
     }
 
-    /// Runs one turn: everything that is ready, then one write.
+    /// Runs one turn: does the work that is ready, up to the limit for a turn, and then writes the output.
+    /// Becomes ready when the connection has ended.
     pub(crate) fn poll_turn<S: Transport>(
         &mut self,
         socket: &mut Socket<S>,
         cx: &mut Context<'_>,
     ) -> Poll<io::Result<()>> {
         let around = self.around.clone();
-        // After a long turn, `poll_leave` has waited in the queue for long turns, so this turn may be long.
+        // Read before `poll_leave` resets it. If the last turn was long, `poll_leave` waits in the queue for
+        // long turns, so this turn may be long, too.
         let has_waited = self.was_long;
         if self.poll_leave(cx).is_pending() && self.poll_over(cx).is_pending() {
             return Poll::Pending;
@@ -252,13 +267,15 @@ impl Connection {
         if self.is_closing && self.has_left() {
             return Poll::Ready(Ok(()));
         }
-        // After the flush, because output that remains now is output that the client does not take.
+        // The timers run after the flush, because the stall timer must see only the output that the client
+        // has not taken, which is what remains after the flush.
         self.tend_timers(socket, now, cx)?;
         around.account.set_buffers(socket.buffer_bytes() + around.memory_bytes());
         Poll::Pending
     }
 
-    /// Becomes ready when the connection may have a turn, considering the other connections of the shard.
+    /// Becomes ready when the connection may have a turn: when the turnstile and the queue for long turns,
+    /// which favour other connections, admit it.
     fn poll_leave(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let around = self.around.clone();
         if around.may_wait.get() && !around.shard.closing.get() {
@@ -277,9 +294,9 @@ impl Connection {
         is_refused || self.around.account.is_doomed()
     }
 
-    /// Becomes ready when the connection must close. A connection closes without waiting for its turn,
-    /// because other connections may need its memory. The wake-up reaches the task even if
-    /// [`crate::turn::Turn`] considers the task awake.
+    /// Becomes ready when the connection must close. A connection closes without waiting to be admitted to a
+    /// turn, because other connections may need its memory. The waker of `cx` is used directly, so the task
+    /// is woken even if [`crate::turn::Turn`] considers it awake.
     fn poll_over(&self, cx: &mut Context<'_>) -> Poll<()> {
         if let Some(secured) = &self.secured
             && secured.validity().poll_over(cx).is_ready()
@@ -294,8 +311,9 @@ impl Connection {
         self.work.get_or_insert_default().ticket.poll(&self.around.shard.long_turns, cx)
     }
 
-    /// Runs rounds of calls and transport until nothing is ready. Returns `InputOutcome::Share` if the turn was cut
-    /// short. Open calls and new calls have separate work limits, so that neither can delay the other.
+    /// Runs rounds until nothing is ready or the limits of the turn are reached; in the latter case returns
+    /// [`InputOutcome::Share`]. Open calls and new calls have separate work limits, so that neither kind can
+    /// use up the turn of the other.
     fn work<S: Transport>(
         &mut self,
         socket: &mut Socket<S>,
@@ -303,8 +321,8 @@ impl Connection {
         work_max: usize,
     ) -> io::Result<InputOutcome> {
         let around = self.around.clone();
-        // This is checked before the loop, because the loop may return from any round. On a busy connection
-        // it returns every time, so that a check after it would never run.
+        // The shutdown is checked before the loop and not after it: most turns return from inside the loop,
+        // so that a check after the loop might never run on a busy connection.
         if around.shard.closing.get() && !self.is_closing {
             self.is_closing = true;
             around.http2.borrow_mut().shut_down();
@@ -312,7 +330,8 @@ impl Connection {
         for _ in 0..ROUNDS_MAX {
             self.send_finished();
             let work = self.work.get_or_insert_default();
-            // Calls run in the order in which the client began them, whatever the order of their last bytes.
+            // Sorted, so that calls run in the order in which the client began them, whatever the order in
+            // which their messages were completed.
             work.gathered.sort_unstable_by_key(|key| key.id());
             work.ready.extend(work.gathered.drain(..).map(|key| key.slot() as u32));
             self.around.turn.take_ready(&mut work.ready);
@@ -326,7 +345,8 @@ impl Connection {
                 stepped += 1;
             }
             ready.drain(..stepped);
-            // Calls that become ready while these calls run are queued after them.
+            // The calls that were not stepped stay first in the list; those that became ready in the meantime
+            // are queued after them.
             let work = self.work.get_or_insert_default();
             ready.append(&mut work.ready);
             work.ready = ready;
@@ -343,7 +363,8 @@ impl Connection {
             around.http2.borrow_mut().gather();
             if around.http2.borrow_mut().output().len() >= OUTPUT_BYTES_MAX {
                 goes_on |= self.flush(socket)?;
-                // The client reads its output again, so its input is read again too.
+                // If the connection was blocked because the client did not read its output, and is not
+                // blocked any more, the turn continues: there may be input that was not taken.
                 goes_on |= matches!(took, InputOutcome::Blocked) && !around.http2.borrow().is_blocked();
             } else {
                 goes_on |= self.wake_writable();
@@ -384,7 +405,8 @@ impl Connection {
         }
     }
 
-    /// Charges the table entries of the open calls when their number reaches a new maximum.
+    /// If the number of open calls has reached a new maximum, raises the memory reservation for their table
+    /// entries.
     fn note_table_entries(&mut self) {
         let open = self.calls.len();
         if open <= TABLE_ENTRIES_FREE {
@@ -398,7 +420,7 @@ impl Connection {
         }
     }
 
-    /// Notes activity, which delays going idle.
+    /// Notes activity of the connection, which keeps it from going idle.
     fn note_use(&mut self) {
         self.is_resting = false;
         if let Some(work) = &mut self.work {
@@ -406,7 +428,7 @@ impl Connection {
         }
     }
 
-    /// Polls the call in a slot, if there is one.
+    /// Steps the call in a slot, if the slot has a call.
     fn step(&mut self, slot: usize) {
         let Some(key) = self.calls.at(slot) else { return };
         let Some(call) = self.calls.take(key) else { return };
@@ -422,7 +444,7 @@ impl Connection {
         }
     }
 
-    /// Wakes calls that can send again. Returns true if there are any.
+    /// Wakes the calls that can queue more output. Returns true if there are any.
     fn wake_writable(&mut self) -> bool {
         let mut any = false;
         loop {
@@ -436,7 +458,8 @@ impl Connection {
         }
     }
 
-    /// Writes as much as the client takes. Returns true if more work is ready now.
+    /// Writes output until the kernel accepts no more or [`WRITTEN_AT_ONCE`] is reached. Returns true if more
+    /// work is ready now.
     fn flush<S: Transport>(&mut self, socket: &mut Socket<S>) -> io::Result<bool> {
         let mut is_enough = false;
         {
@@ -449,8 +472,8 @@ impl Connection {
                     break;
                 }
                 is_enough = output.written() - before >= WRITTEN_AT_ONCE;
-                // The result is pending if the kernel accepts no more bytes; the transport is woken when it
-                // does again.
+                // With this waker, a write that is pending wakes the connection when the kernel accepts bytes
+                // again.
                 let mut cx = Context::from_waker(&self.around.transport_waker);
                 if is_enough {
                     break;
@@ -479,22 +502,23 @@ impl Connection {
         }
     }
 
-    /// Returns true if output waits for the client to read it.
+    /// Returns true if output waits for the client to read it. PING acknowledgements that are held back do
+    /// not count.
     fn holds_unsent(&self) -> bool {
         let mut http2 = self.around.http2.borrow_mut();
         let is_held_back = self.pongs_due().is_some();
         http2.queued_pieces() > 0 || !http2.output().is_empty() && !is_held_back
     }
 
-    /// Drops a call before its end, and counts it as cancelled.
+    /// Drops a call that has not ended, and counts it as cancelled.
     fn forget(&mut self, key: Key) {
         if let Some(method) = self.calls.take(key).and_then(|call| call.begun_method()) {
             self.around.shard.counters.handled(method, api::Code::Canceled);
         }
     }
 
-    /// Ends some of the open calls, from slot `from` on. Returns the slot to continue at after other
-    /// connections had their turn; `None` if no call is left.
+    /// Drops some of the open calls of an ending connection, from slot `from` on. Returns the slot at which
+    /// to continue after other connections ran; `None` if no call is left.
     pub(crate) fn forget_some(&mut self, from: usize) -> Option<usize> {
         if let Some(work) = &mut self.work {
             work.opening = None;
@@ -505,21 +529,23 @@ impl Connection {
         open.last().filter(|_| !self.calls.is_empty()).map(|last| last.slot() + 1)
     }
 
-    /// Sends GOAWAY with a reason, as grpc-go does after too many pings, and ends the connection.
+    /// Queues GOAWAY with a reason and a debug text, as grpc-go does after too many pings, and ends the
+    /// connection.
     fn send_off(&mut self, reason: Reason, debug: &[u8]) -> Poll<io::Result<()>> {
         let mut http2 = self.around.http2.borrow_mut();
         if http2.is_blocked() {
-            // The client does not even read earlier output, so a GOAWAY would not reach it.
+            // No GOAWAY is queued, because it would not reach a client that does not even read earlier
+            // output.
             return Poll::Ready(Err(io::ErrorKind::TimedOut.into()));
         }
         http2.close(reason, debug);
-        // Output that the kernel does not accept now is sent later, while the closed connection is still
-        // read.
+        // `serving::leave` writes the GOAWAY to the socket.
         Poll::Ready(Ok(()))
     }
 }
 
-/// Appends a call to a waiting list. When the list grows long, entries of ended calls are removed.
+/// Appends a call to a list of waiting calls. If the list has become long, removes the entries of ended
+/// calls.
 fn add_to(list: &mut VecDeque<Key>, key: Key, calls: &Calls) {
     list.push_back(key);
     if list.len() > 2 * calls.len() + 64 {

@@ -1,5 +1,6 @@
-//! State shared by the calls of one connection: [`ConnectionContext`] contains the HTTP/2 state through which
-//! the calls send, the account that they charge, and the work count of the connection's turn.
+//! Defines the state that the calls of one connection share: [`ConnectionContext`] contains the HTTP/2 engine
+//! through which the calls send, the account in which they reserve memory, and the work done in the
+//! connection's turn.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -13,18 +14,18 @@ use crate::shard_state::ShardState;
 use crate::turn::Turn;
 use accounting::Account;
 
-/// Work of a connection's turn, in bytes: decompressed messages, compressed answers, pieces of answers, and
-/// data that services examined. All kinds count alike, because connections that wait for their turn are
-/// delayed by any of them.
+/// Amount of work done in a connection's turn, in bytes: of decompressed messages, compressed answers, chunks
+/// of large answers, and data that services examined. All kinds count alike, because any of them delays the
+/// turns of other connections.
 #[derive(Debug, Default)]
 pub(crate) struct TurnWork {
     bytes: Cell<u32>,
-    /// Work in bytes after which other connections have their turn.
+    /// Limit for `bytes`, at which the turn ends, so that other connections run.
     bytes_max: Cell<u32>,
 }
 
 impl TurnWork {
-    /// Begins a turn with a limit of `bytes_max` bytes of work.
+    /// Resets the count at the beginning of a turn, with a limit of `bytes_max` bytes of work.
     pub(crate) fn begin_turn(&self, bytes_max: usize) {
         self.bytes_max.set(u32::try_from(bytes_max).unwrap_or(u32::MAX));
         self.bytes.set(0);
@@ -34,57 +35,61 @@ impl TurnWork {
         self.bytes.set(self.bytes.get().saturating_add(u32::try_from(bytes).unwrap_or(u32::MAX)));
     }
 
-    /// Returns true if the turn's limit is reached. Services that work in slices use exactly the remaining
-    /// work.
+    /// Returns true if the turn's limit is reached. The limit need not be exceeded, because services that
+    /// split their work stop exactly at the limit.
     pub(crate) fn is_enough(&self) -> bool {
         self.bytes.get() > 0 && self.bytes.get() >= self.bytes_max.get()
     }
 }
 
-/// Memory in bytes that a queued piece of an answer takes in addition to its content: an entry in the
-/// stream's queue, and a share of the stream's state. Queued trailers take as much.
+/// Memory in bytes that each queued payload of an answer takes in addition to its content: an entry in the
+/// stream's queue, and a part of the stream's state. Queued trailers take as much.
 const PIECE_BYTES: usize = 512;
 
 /// State that the calls of one connection share.
 pub(crate) struct ConnectionContext {
-    /// HTTP/2 state of the connection. Borrowed for one command at a time, and never while a call is stepped.
+    /// HTTP/2 engine of the connection. It must be borrowed only for one command at a time, and never while a
+    /// call is stepped, because the call borrows it, too.
     pub(crate) http2: RefCell<http2::Connection>,
     pub(crate) origin: Origin,
-    /// Set of calls that must be polled.
+    /// Set of calls that must be stepped in the connection's next round.
     pub(crate) turn: Arc<Turn>,
     /// Wakes the connection through [`Self::turn`] when its transport is ready.
     pub(crate) transport_waker: Waker,
     pub(crate) shard: Rc<ShardState>,
-    /// Account of the connection, charged to the server's budget. It counts separately the bytes of
-    /// [`crate::ledger::Charge`]: requests being assembled, unanswered unary calls, answers that wait to be
-    /// queued, and a fixed amount per call in flight.
+    /// Memory account of the connection, whose bytes count against the server's memory budget. It counts
+    /// separately the request bytes ([`crate::ledger::Charge`]): requests being assembled, unanswered unary
+    /// calls, answers that wait to be queued, and a fixed amount per call in flight.
     pub(crate) account: Rc<Account>,
-    /// Bytes charged for data queued in streams, in both directions.
+    /// Bytes that are reserved in [`Self::account`] for data queued in streams, both received and to be sent.
     waiting_charged: Cell<usize>,
-    /// Number of calls that wait for the client and may stall.
+    /// Number of calls that wait for the client, so that stall checks are needed.
     pub(crate) stallable: Cell<u32>,
-    /// Work of the connection's current turn.
+    /// Amount of work done in the connection's current turn.
     pub(crate) turn_work: TurnWork,
-    /// True if all open calls and the newest call may wait a little, see [`crate::Service::may_wait`].
+    /// True if all open calls, including the newest one, may be delayed a little; see
+    /// [`crate::Service::may_wait`].
     pub(crate) may_wait: Cell<bool>,
 }
 
 impl ConnectionContext {
-    /// Begins a turn, or the second half of a turn, with a limit of `bytes_max` bytes of work.
+    /// Allows `bytes_max` bytes of work, at the beginning of a turn, and once more in a turn between stepping
+    /// open calls and taking new ones.
     pub(crate) fn begin_work(&self, bytes_max: usize) {
         self.turn_work.begin_turn(bytes_max);
         self.account.allow_work(bytes_max);
     }
 
-    /// Counts bytes of work done by the front. They reduce the work that services may do in the rest of this
-    /// turn.
+    /// Counts bytes of work that the front itself has done, which reduces the work that services may do in
+    /// the rest of this turn.
     pub(crate) fn add_work(&self, bytes: usize) {
         self.turn_work.add(bytes);
         self.account.spend_work(bytes);
     }
 
-    /// Counts the data that the service examined for a call as work of the turn. The service has already
-    /// subtracted it from the work left.
+    /// Counts the data that the service has examined for a call as work of the turn. It is not subtracted
+    /// from the work that services may still do, because [`Account::looked_at`], with which the service
+    /// reported it, has subtracted it already.
     pub(crate) fn note_examined(&self) {
         self.turn_work.add(self.account.take_looked_at());
     }
@@ -117,7 +122,7 @@ impl ConnectionContext {
         http2.heap_bytes() + http2.output().len()
     }
 
-    /// Returns the bytes of answers queued in streams, with their overhead.
+    /// Returns the memory of the answers that are queued in streams, in bytes.
     pub(crate) fn answers_bytes(&self) -> usize {
         let http2 = self.http2.borrow();
         http2.queued_bytes() + http2.queued_pieces() * PIECE_BYTES
@@ -128,9 +133,10 @@ impl ConnectionContext {
         self.answers_bytes() < self.shard.options.answer_bytes_max
     }
 
-    /// Charges the bytes that are queued in streams now: answers for the client, and request bytes that were
-    /// not consumed. Must be called whenever one of these numbers may have changed. Shared answer bytes are
-    /// already charged elsewhere.
+    /// Adjusts the connection's memory reservation to the bytes that are queued in streams now: answers for
+    /// the client, and received bytes that were not consumed. Must be called whenever one of these numbers
+    /// may have changed. Answer bytes that several streams share are left out, because [`Account::share`] has
+    /// reserved them once for all streams.
     pub(crate) fn charge_waiting(&self) {
         let received = self.http2.borrow().unreleased_bytes() as usize;
         let now = self.answers_bytes() - self.http2.borrow().queued_shared_bytes() + received;
@@ -158,7 +164,7 @@ impl Drop for ConnectionContext {
     }
 }
 
-/// Counts a call as one that may stall, until dropped.
+/// Counts a call in [`ConnectionContext::stallable`] until dropped.
 pub(crate) struct Stallable(Rc<ConnectionContext>);
 
 impl Stallable {

@@ -1,6 +1,7 @@
-//! Requests that are not gRPC calls: pages and calls in JSON. [`Exchange`] is one such request, over HTTP/1
-//! or HTTP/2, with its [`RequestBody`]; [`ResponseBody`] is the body of the answer. [`LocalStream`] is the
-//! client side of a streaming call that such a request makes. This module does not know sockets.
+//! Represents requests that are not gRPC calls, such as pages and calls in JSON, for the service that answers
+//! them. [`Exchange`] is one such request, over HTTP/1 or HTTP/2, with its [`RequestBody`]; [`ResponseBody`]
+//! is the body of the answer. [`LocalStream`] is the client side of a streaming call that such a request
+//! makes. This module does not know sockets.
 
 use std::any::Any;
 use std::cell::{Cell, RefCell};
@@ -28,13 +29,13 @@ use crate::shard_state::ShardState;
 use accounting::ShardCounters;
 use accounting::{Account, Held};
 
-/// Value that a service keeps per HTTP/1 connection; `None` until the service stores one. On an HTTP/2
-/// connection, the value from [`crate::Service::connected`] is used instead, and the connection stores it.
+/// Value that the service stores for an HTTP/1 connection until the connection ends; `None` before. For an
+/// HTTP/2 connection, the connection itself stores the value from [`crate::Service::connected`] instead.
 pub(crate) type ConnectionValue = Rc<RefCell<Option<Box<dyn Any>>>>;
 
 /// Request that is not a gRPC call.
 pub struct Exchange {
-    /// Method, path and headers.
+    /// Method, path and headers of the request.
     pub head: Parts,
     /// Request body, readable as it arrives.
     pub body: RequestBody,
@@ -61,8 +62,8 @@ impl Exchange {
         Exchange { head, body, origin, account, counters, kept, shard }
     }
 
-    /// Stores the value returned by `connected` until the connection ends. Does nothing if a value is already
-    /// stored.
+    /// Calls `connected`, and stores the value that it returns until the connection ends. Does nothing if a
+    /// value is already stored.
     pub fn keep(&self, connected: impl FnOnce() -> Option<Box<dyn Any>>) {
         let mut kept = self.kept.borrow_mut();
         if kept.is_none() {
@@ -70,30 +71,30 @@ impl Exchange {
         }
     }
 
-    /// Returns a future that resolves when the request may do a long piece of work that cannot be split into
-    /// slices. A shard grants one long turn between two polls of the network.
+    /// Returns a future that resolves when the request may do long work that cannot be split. A shard allows
+    /// one such piece of work, a long turn, between two polls of the network.
     pub fn long_turn(&self) -> impl Future<Output = ()> + use<> {
         poll_fn(self.long_turns())
     }
 
-    /// Returns a poll function that becomes ready when the request may do a long piece of work, like
-    /// [`Exchange::long_turn`]. After each `Ready` it waits for another such turn.
+    /// Returns a poll function that becomes ready when the request may do long work, like
+    /// [`Exchange::long_turn`]. The next call after a `Ready` requests another long turn.
     pub fn long_turns(&self) -> impl FnMut(&mut Context<'_>) -> Poll<()> + use<> {
         let (shard, mut ticket) = (self.shard.clone(), Ticket::default());
         move |cx| ticket.poll(&shard.long_turns, cx)
     }
 
-    /// Returns the largest request message of a call, in bytes.
+    /// Returns the maximum length of a call's request message, in bytes.
     pub fn message_bytes_max(&self) -> usize {
         self.shard.options.message_bytes_max
     }
 
-    /// Returns the largest body that [`RequestBody::gather`] takes, in bytes.
+    /// Returns the maximum size of a body that [`RequestBody::gather`] accepts, in bytes.
     pub fn body_bytes_max(&self) -> usize {
         self.body.bytes_max
     }
 
-    /// Returns the largest message of an answer, in bytes.
+    /// Returns the maximum length of a message of an answer, in bytes.
     pub fn answer_message_bytes_max(&self) -> usize {
         self.shard.options.answer_message_bytes_max
     }
@@ -103,14 +104,15 @@ impl Exchange {
     /// # Errors
     ///
     /// Returns etcd's `too many requests` if the calls of the connection hold more bytes than allowed, or if
-    /// all clients together nearly do.
+    /// memory is short and the client holds much of it.
     pub fn check(&self) -> Result<(), Status> {
         let is_full = self.account.requests_bytes() > self.shard.options.request_bytes_max;
         if is_full || self.account.is_pressed() { Err(api::error::TOO_MANY_REQUESTS) } else { Ok(()) }
     }
 
-    /// Opens a streaming call that has no HTTP/2 stream. `next` turns the body into request messages. The
-    /// returned [`Inbound`] and [`Outbound`] are the arguments for [`crate::Service::stream`].
+    /// Opens a streaming call that has no HTTP/2 stream. `next` converts the request body into a poll
+    /// function for the call's messages. The returned [`Inbound`] and [`Outbound`] are the arguments for
+    /// [`crate::Service::stream`].
     pub fn open_stream(
         mut self,
         method: u16,
@@ -125,8 +127,8 @@ impl Exchange {
     }
 }
 
-/// Client side of a streaming call that a request makes without an HTTP/2 stream. Dropping it closes the
-/// call.
+/// Client side of a streaming call that has no HTTP/2 stream, for the code that converts the call's messages
+/// to the answer of an HTTP request. Dropping it closes the call.
 pub struct LocalStream {
     sending: Rc<Sending>,
 }
@@ -147,22 +149,22 @@ impl Drop for LocalStream {
 /// Body of a request, readable as it arrives.
 pub struct RequestBody {
     source: Source,
-    /// Memory charge for buffered bytes of the body and for data made from them. The answer has a separate
-    /// charge.
+    /// Memory reservation for buffered bytes of the body and for the data that the service makes from them.
+    /// The answer has a reservation of its own.
     held: Charge,
     bytes_max: usize,
     timeout: std::time::Duration,
     phase: Option<Rc<Phase>>,
 }
 
-/// Progress of the current request on an HTTP/1 connection. While a call waits or a stream lasts, only the
-/// end of the connection's input shows that the client has disconnected. So the connection must then be read
-/// beyond the end of the request.
+/// Progress of the current request on an HTTP/1 connection, which decides whether the connection is read
+/// beyond the end of the request. That is necessary while a call waits or a stream lasts, because nothing is
+/// written at these times, so that only the end of the input shows that the client has disconnected.
 #[derive(Debug, Default)]
 pub(crate) struct Phase {
     is_stream: Cell<bool>,
     is_body_over: Cell<bool>,
-    /// True once the answer has begun.
+    /// True once the service has returned the head of the answer.
     is_answered: Cell<bool>,
 }
 
@@ -174,8 +176,9 @@ impl Phase {
         self.is_answered.set(false);
     }
 
-    /// Notes that the answer begins. From now on, a failing write shows that the client has disconnected.
-    /// This does not hold for a streaming call, which may send nothing for a long time.
+    /// Notes that the answer begins. From then on the connection need not be read beyond the request, because
+    /// a failing write shows that the client has disconnected. Exception: a streaming call, which may write
+    /// nothing for a long time.
     pub(crate) fn answered(&self) {
         self.is_answered.set(true);
     }
@@ -185,7 +188,8 @@ impl Phase {
         self.is_stream.get()
     }
 
-    /// Returns true if the request body is complete and the client waits for the answer.
+    /// Returns true if the connection must be read beyond the request to notice a disconnect: if the rest of
+    /// the body is not needed, and the answer has not begun or is a stream.
     pub(crate) fn is_heard_out(&self) -> bool {
         self.is_body_over.get() && (self.is_stream.get() || !self.is_answered.get())
     }
@@ -235,13 +239,14 @@ impl RequestBody {
         }
     }
 
-    /// Notes that the rest of the body is not read. From then on only reads beyond the request show whether
-    /// the client is still connected.
+    /// Notes that the body is complete or its rest is not needed. From then on only reads beyond the request
+    /// show whether the client is still connected.
     fn is_over(&self) {
         self.phase.iter().for_each(|phase| phase.is_body_over.set(true));
     }
 
-    /// Sets the number of body bytes that the service holds. They stay charged until the body is dropped.
+    /// Sets the number of bytes that the service holds for this request. They stay reserved in the
+    /// connection's memory account until the body is dropped.
     pub fn hold(&mut self, bytes: usize) {
         self.held.set(bytes);
     }
@@ -252,7 +257,7 @@ impl RequestBody {
         self.bytes_max = bytes_max;
     }
 
-    /// Reads the whole body. The memory charge grows with the bytes read.
+    /// Reads the whole body. The memory reservation grows with the bytes read.
     ///
     /// # Errors
     ///
@@ -272,7 +277,7 @@ impl RequestBody {
             if first.len() + whole.len() + data.len() > self.bytes_max {
                 return Err(StatusCode::PAYLOAD_TOO_LARGE);
             }
-            // Most bodies arrive in one piece, which needs no copy.
+            // Most bodies arrive in one chunk, which is returned without being copied.
             if first.is_empty() && whole.is_empty() {
                 first = data;
                 self.held.set(first.len());
@@ -292,15 +297,15 @@ impl Drop for RequestBody {
     }
 }
 
-/// Returns the next bytes of an answer; `None` at its end. After an error the answer is cut off, so that the
-/// client sees that it is incomplete.
+/// Poll function for the next bytes of an answer; `None` at its end. After an error the answer is aborted, so
+/// that the client sees that it is incomplete.
 pub type ChunkSource = Box<dyn FnMut(&mut Context<'_>) -> Poll<Option<io::Result<Bytes>>>>;
 
 /// Body of an answer.
 pub enum ResponseBody {
     /// Complete body.
     Whole(Bytes),
-    /// Body that is produced while the client takes it.
+    /// Body that is produced in chunks, as the client takes it.
     Chunks(ChunkSource),
 }
 
@@ -310,8 +315,8 @@ impl From<Bytes> for ResponseBody {
     }
 }
 
-/// Body of an answer over HTTP/1. The part that was handed to hyper stays charged until the next part is
-/// taken or the next request begins, because hyper does not report when the bytes were sent.
+/// Body of an answer over HTTP/1. The memory of a chunk that was passed to hyper stays reserved until hyper
+/// takes the next chunk or the next request begins, because hyper does not report when the bytes were sent.
 pub(crate) struct Http1Body {
     body: ResponseBody,
     held: Rc<RefCell<Held>>,

@@ -17,14 +17,16 @@ use crate::{Listener, Options, acceptor, handshakes};
 use accounting::ShardCounters;
 
 /// Average number of messages per poll of the network above which a shard yields to other threads before the
-/// next poll. One client that waits for each answer sends only one message per poll, so it alone does not
-/// make the shard yield.
+/// next poll, so that more messages arrive until then and are served together. A single client that waits for
+/// each answer sends only one message per poll, so it does not make the shard yield, which would only delay
+/// its answers.
 const GATHERED: u64 = 2;
 
-/// Running front. Dropping it closes everything immediately; [`Front::shutdown`] closes gracefully.
+/// A running front. Dropping it closes all connections immediately; [`Front::shutdown`] lets calls in flight
+/// end first.
 pub struct Front {
     shutdown: watch::Sender<Shutdown>,
-    /// Number of TLS reloads.
+    /// Counts the reloads of TLS files; shards check their connections when it changes.
     reloads: watch::Sender<u64>,
     counters: Vec<Arc<ShardCounters>>,
     refused: Arc<AtomicU64>,
@@ -32,7 +34,7 @@ pub struct Front {
     ended: mpsc::UnboundedReceiver<()>,
 }
 
-/// Starts the shards and accepts on all listeners.
+/// Starts the threads of the shards, and accepts connections on all listeners.
 ///
 /// # Errors
 /// Returns an error if a thread or its event loop cannot be created, or if a listener cannot be set up.
@@ -57,7 +59,8 @@ pub fn start(options: Options, listeners: Vec<Listener>, make_service: MakeServi
     let rejections = Arc::new(Rejections::new(options.rejected.clone()));
     front.counters.extend((0..shards).map(|_| Arc::new(ShardCounters::new(options.methods))));
     for shard in 0..shards {
-        // Bounded by `Options::connections_max`: a connection counts as open before it is sent here.
+        // The channel needs no limit: a connection counts as open before it is sent here, so
+        // `Options::connections_max` bounds the number of queued ones.
         let (channel, handed) = mpsc::unbounded_channel::<ConnectionTransfer>();
         channels.push((channel, front.counters[shard].clone()));
         let counters = front.counters.clone();
@@ -65,7 +68,7 @@ pub fn start(options: Options, listeners: Vec<Listener>, make_service: MakeServi
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
             .on_thread_park(move || {
-                // Nothing that can panic runs under the lock.
+                // A poisoned lock is ignored, because nothing that can panic runs under it.
                 let mut gathering = gathering.lock().unwrap_or_else(PoisonError::into_inner);
                 let (seen, gathering) = &mut *gathering;
                 let messages = own.messages_received.load(Relaxed);
@@ -86,7 +89,8 @@ pub fn start(options: Options, listeners: Vec<Listener>, make_service: MakeServi
             let local = tokio::task::LocalSet::new();
             let run = crate::shard::run(shard, options, counters, make_service, handed, certificates);
             local.block_on(&runtime, run);
-            // Drops the tasks that outlived the deadline.
+            // Dropping the local set closes the connections that were still open at the deadline of the
+            // shutdown.
             drop(local);
             drop(runtime);
             drop(ended);
@@ -127,8 +131,8 @@ pub fn start(options: Options, listeners: Vec<Listener>, make_service: MakeServi
     Ok(front)
 }
 
-/// Returns the number of handshake threads: one core is left for established connections, and a front needs
-/// no more handshake threads than shards.
+/// Returns the number of handshake threads: one less than there are cores, so that a core is left for
+/// established connections; not more than there are shards; and at least one.
 fn handshake_threads(cores: usize, shards: usize) -> usize {
     cores.saturating_sub(1).min(shards).max(1)
 }
@@ -139,15 +143,16 @@ impl Front {
         &self.counters
     }
 
-    /// Returns the counter of connections closed on accept because [`Options::connections_max`],
-    /// [`Options::connections_per_address_max`] or [`Options::budget`] was reached.
+    /// Returns the counter of connections that were closed before they were served, because
+    /// [`Options::connections_max`], [`Options::connections_per_address_max`], [`Options::budget`] or the
+    /// memory limit for TLS handshakes was reached.
     pub fn connections_refused(&self) -> Arc<AtomicU64> {
         self.refused.clone()
     }
 
-    /// Reports that TLS files of a listener were reloaded: connections that would not be admitted any more
-    /// are closed soon. The front also checks periodically ([`Options::certificates_checked_every`]), because
-    /// certificates expire.
+    /// Must be called after TLS files of a listener were reloaded. Closes, soon, the connections that would
+    /// not be admitted any more. The front also checks periodically
+    /// ([`Options::certificates_checked_every`]), because certificates expire.
     pub fn tls_reloaded(&self) {
         self.reloads.send_modify(|reloads| *reloads = reloads.wrapping_add(1));
     }
@@ -163,7 +168,7 @@ impl Front {
     /// enabled.
     pub async fn shutdown(mut self, deadline: Instant) {
         self.shutdown.send_replace(Shutdown::Graceful);
-        // The thread of a shard drops its sender when it ends.
+        // Resolves when all shards have ended, because the thread of each shard drops its sender then.
         let all_ended = async { while self.ended.recv().await.is_some() {} };
         if tokio::time::timeout_at(deadline.into(), all_ended).await.is_err() {
             self.shutdown.send_replace(Shutdown::Immediate);
@@ -186,7 +191,8 @@ impl Front {
 
     fn join(&mut self) {
         for thread in self.threads.drain(..) {
-            // The thread itself has reported its panic, which ends the process in release builds.
+            // The error is ignored: it means that the thread has panicked. The panic hook has reported the
+            // panic, and in release builds a panic ends the process.
             let _ = thread.join();
         }
     }

@@ -1,5 +1,5 @@
-//! Serves one connection over any byte stream, plain or with TLS from its first byte, without threads,
-//! listeners and sockets. For fuzzing.
+//! Lets fuzzers serve one connection over any byte stream, plain or with TLS, without threads, listeners and
+//! sockets.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -34,7 +34,7 @@ use accounting::{Budget, ShardCounters};
 
 const PEER: IpAddr = IpAddr::V4(Ipv4Addr::LOCALHOST);
 
-/// Serves one connection, of either protocol, until it ends. Must be called within a `LocalSet`.
+/// Serves one connection, HTTP/1 or HTTP/2, until it ends. Must be called within a `LocalSet`.
 ///
 /// # Errors
 ///
@@ -48,7 +48,8 @@ pub async fn serve(
     serve_on(Wire::Plain(stream), Origin::plain(SocketAddr::from((PEER, 1))), None, state, service).await
 }
 
-/// Serves one connection like [`serve`], on a shard that never grants this connection another long turn.
+/// Serves one connection like [`serve`], on a shard that never grants this connection a long turn after its
+/// first.
 ///
 /// # Errors
 ///
@@ -58,7 +59,7 @@ pub async fn serve_where_others_go_first(
     options: Options,
     service: Rc<dyn Service>,
 ) -> io::Result<()> {
-    // No task runs `keep`, so no waiting connection is granted a turn.
+    // No task runs `LongTurns::keep`, so no connection in the queue for long turns is ever granted one.
     let state = state(options, LongTurns::default());
     serve_on(Wire::Plain(stream), Origin::plain(SocketAddr::from((PEER, 1))), None, state, service).await
 }
@@ -105,8 +106,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Secure<S> {
     ///
     /// # Errors
     ///
-    /// Returns the reason why the client is not admitted, as it appears in the log. The client received an
-    /// alert.
+    /// Returns the reason why the client is not admitted, as it appears in the log. A TLS alert was sent to
+    /// the client.
     pub async fn meet(stream: S, listener: &tls::ServerTls) -> Result<Secure<S>, String> {
         let connection = ServerConnection::new(listener.config()).map_err(|error| error.to_string())?;
         let mut handshake = begin(stream, connection);
@@ -133,7 +134,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Secure<S> {
         self.admission.session.common_name()
     }
 
-    /// Reads the bytes that the socket of a connection would read next.
+    /// Reads decrypted bytes of the client, as the socket of a connection would do next.
     pub fn poll_read(&mut self, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         Pin::new(&mut self.wire).poll_read(cx, into)
     }
@@ -154,8 +155,8 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Secure<S> {
     }
 }
 
-/// Returns the messages in the payloads and the end state: an error status, or true if a message is
-/// incomplete.
+/// Cuts payloads into messages. Returns the messages, and the result: the status of an invalid message, or
+/// true if the last message is incomplete.
 pub fn messages<'a>(
     pieces: impl Iterator<Item = &'a [u8]>,
     bytes_max: usize,

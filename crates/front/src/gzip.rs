@@ -6,15 +6,17 @@ use flate2::Compression;
 use flate2::bufread::GzDecoder;
 use flate2::write::GzEncoder;
 
-/// Fixed cost of one decoder, added to the work as if it were this many bytes of output.
+/// Fixed cost of creating a decoder, counted as work as if it were this many bytes of output.
 const DECODER_BYTES: usize = 2 * 1024;
 
-/// Maximum number of concatenated gzip members in a message. Ordinary programs write one member. Each member
-/// needs a new decoder, even if it is only 20 bytes long.
+/// Maximum number of concatenated gzip members in a message; a message with more is refused. Ordinary
+/// programs write one member. The limit is needed because each member requires a new decoder, even if it is
+/// only 20 bytes long.
 const MEMBERS_MAX: usize = 64;
 
-/// Decompresses one message of at most `bytes_max` bytes; a decompression bomb costs no more memory than
-/// that. The cost is added to `work` in bytes, on success and on failure.
+/// Decompresses one message. Fails if the result is longer than `bytes_max` bytes, and stops soon after that
+/// length, so that a decompression bomb does not cost more memory. The cost is added to `work` in bytes, on
+/// success and on failure.
 pub(crate) fn unpack(packed: &[u8], bytes_max: usize, work: &mut usize) -> Result<Bytes, Status> {
     let mut plain = Vec::with_capacity(packed.len().saturating_mul(2).min(bytes_max).min(64 * 1024));
     let read = unpack_members(packed, bytes_max, &mut plain, work);
@@ -34,7 +36,8 @@ pub(crate) fn unpack(packed: &[u8], bytes_max: usize, work: &mut usize) -> Resul
     }
 }
 
-/// Decompresses at most `bytes_max + 1` bytes.
+/// Decompresses the members of a message, but at most `bytes_max + 1` bytes, by which the caller detects a
+/// message that is too long.
 fn unpack_members(
     mut packed: &[u8],
     bytes_max: usize,

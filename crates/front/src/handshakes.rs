@@ -1,10 +1,11 @@
-//! TLS handshakes: separate threads ([`spawn`]) take accepted connections, perform many handshakes
-//! concurrently, check the clients' identities, and hand admitted connections over to the shards. Established
-//! connections never wait for a handshake.
+//! Performs TLS handshakes on separate threads ([`spawn`]), so that established connections do not wait for
+//! them. The threads take accepted connections, perform many handshakes concurrently, check the clients'
+//! identities, and hand admitted connections over to the shards.
 //!
-//! Addresses take turns ([`stdx::Turns`]), one handshake step each, so that an address with many handshakes delays
-//! others by one step at a time. The memory that clients can make this module hold is bounded ([`Quota`]),
-//! and so is the time of each handshake ([`crate::Options::handshake_timeout`]).
+//! The client addresses are served in rotation ([`stdx::Turns`]), one step of a handshake each, so that an
+//! address with many handshakes delays another address by only one step at a time. The memory that clients
+//! can make this module hold is bounded ([`Quota`]), and so is the time of each handshake
+//! ([`crate::Options::handshake_timeout`]).
 
 use std::collections::HashMap;
 use std::fmt;
@@ -33,27 +34,31 @@ use crate::{Origin, Protocols, Rejection};
 use accounting::Budget;
 use accounting::{Charge, party};
 
-/// Memory of a handshake at its start, in bytes: TLS state, the first buffer of rustls, a task.
+/// Memory reserved for a handshake at its start, in bytes: for the TLS state, the first buffer of rustls, and
+/// a task.
 const FIRST_BYTES: usize = 16 * 1024;
-/// Maximum memory of a handshake, in bytes: a message of the largest size that rustls accepts, and its parsed
-/// form.
+/// Memory reserved for a long handshake, in bytes: enough for a message of the largest size that rustls
+/// accepts, and its parsed form.
 const LONG_BYTES: usize = 160 * 1024;
 /// Input in bytes from the client above which a handshake counts as long.
 const SHORT_INPUT_BYTES: usize = 8 * 1024;
-/// Input limit of a handshake, in bytes; a client that sends more is rejected.
+/// Maximum number of bytes that a client may send in a handshake; a client that sends more is rejected.
 const INPUT_BYTES_MAX: usize = 192 * 1024;
 
-/// Time for which a rejected connection still reads, so that its client receives the reason.
+/// Maximum time for which bytes of a rejected client are read and discarded, so that the client can receive
+/// the reason.
 const LINGER: Duration = Duration::from_secs(1);
-/// Maximum number of bytes that a rejected connection still reads.
+/// Maximum number of bytes of a rejected client that are read and discarded.
 const LINGER_BYTES: usize = 256 * 1024;
 
-/// Maximum number of certificates whose names are looked up concurrently; further ones are refused.
+/// Maximum number of certificates whose names are looked up concurrently. While the maximum is reached, a
+/// client whose certificate needs a look-up is refused.
 const LOOK_UPS_MAX: usize = 64;
 /// Number of threads for name look-ups.
 const LOOK_UP_THREADS: usize = 4;
 
-/// Response of Go's server to plain HTTP on a TLS port.
+/// Response to an HTTP request without TLS on a port with TLS, the same as that of Go's server, on which etcd
+/// is based.
 const NOT_PLAIN: &[u8] = b"HTTP/1.0 400 Bad Request\r\n\r\nClient sent an HTTP request to an HTTPS server.\n";
 
 /// Memory limit for all handshakes together. An address may hold at most as much memory as is still free. So
@@ -72,7 +77,8 @@ struct QuotaUse {
     by_party: HashMap<IpAddr, usize>,
 }
 
-/// Part of a [`Quota`] that one handshake holds.
+/// Memory that one handshake has reserved in a [`Quota`]. The quota gets the memory back when this value is
+/// dropped.
 pub(crate) struct QuotaShare {
     quota: Arc<Quota>,
     /// Address of the client.
@@ -89,7 +95,7 @@ impl Quota {
     }
 
     fn held(&self) -> MutexGuard<'_, QuotaUse> {
-        // No code under this lock can panic halfway.
+        // A poisoned lock is ignored, because no code under it can panic halfway through a change.
         self.held.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
@@ -128,7 +134,8 @@ impl Quota {
 }
 
 impl QuotaShare {
-    /// Reserves the memory of a long handshake. Returns false if the quota has not enough memory left.
+    /// Raises the reserved memory to that of a long handshake. Returns false if the quota has not enough
+    /// memory left.
     fn lengthen(&mut self) -> bool {
         if self.bytes == LONG_BYTES {
             return true;
@@ -173,7 +180,7 @@ pub(crate) struct PendingHandshake {
     pub(crate) since: Instant,
 }
 
-/// State shared by the handshake threads.
+/// State that the handshake threads share.
 pub(crate) struct HandshakeContext {
     pub(crate) shards: Arc<ShardChannels>,
     pub(crate) rejections: Arc<Rejections>,
@@ -182,7 +189,7 @@ pub(crate) struct HandshakeContext {
     pub(crate) timeout: Duration,
 }
 
-/// Starts a handshake thread. It ends when closing begins, and drops its handshakes then.
+/// Starts a handshake thread. When the front begins to close, the thread drops its handshakes and ends.
 pub(crate) fn spawn(
     number: usize,
     mut closing: Closing,
@@ -209,7 +216,7 @@ impl From<io::Error> for Failure {
     }
 }
 
-/// Addresses of both ends of a connection, displayed as in Go's errors.
+/// Addresses of both ends of a connection, displayed as in the messages of Go's network errors.
 pub(crate) struct ConnectionEnds {
     pub(crate) local: Option<SocketAddr>,
     pub(crate) peer: SocketAddr,
@@ -225,7 +232,7 @@ impl fmt::Display for ConnectionEnds {
 }
 
 impl Failure {
-    /// Returns the error text of etcd, which is Go's.
+    /// Returns the message that etcd logs for this failure, which comes from Go.
     pub(crate) fn text(&self, ends: &ConnectionEnds) -> String {
         match self {
             Failure::EndOfFile => "EOF".to_owned(),
@@ -259,7 +266,8 @@ pub(crate) fn begin<S: Transport>(stream: S, tls: ServerConnection) -> Handshake
     Handshake::new(stream, tls, BUFFER_BYTES)
 }
 
-/// Continues a handshake until it is complete, within the limits on its input.
+/// Continues a handshake until it is complete. Fails if the client exceeds the limits on its input, or does
+/// not speak TLS.
 pub(crate) fn poll_done<S: Transport>(
     handshake: &mut Handshake<S>,
     cx: &mut Context<'_>,
@@ -277,13 +285,13 @@ pub(crate) fn poll_done<S: Transport>(
     })
 }
 
-/// Returns true if the first bytes are those of an HTTP/1 request, by the same rule as Go's server.
+/// Returns true if the first five bytes look like an HTTP/1 request, by the same rule as in Go's server.
 fn looks_like_http(first: &[u8]) -> bool {
     [b"GET /", b"HEAD ", b"POST ", b"PUT /", b"OPTIO"].iter().any(|begin| first == &begin[..])
 }
 
 impl HandshakeContext {
-    /// Serves a client from its first byte until it is handed over or rejected.
+    /// Performs the handshake with a client, and then hands the connection over to a shard or rejects it.
     pub(crate) async fn receive(&self, pending: PendingHandshake) {
         let PendingHandshake { stream, peer, listener, mut share, since } = pending;
         let Ok(stream) = stream.attach() else { return };
@@ -298,7 +306,8 @@ impl HandshakeContext {
             Ok(session) => self.hand_over(handshake, listener, session, peer),
             Err(failure) => {
                 self.report(&handshake, &failure, peer);
-                // An error or a timeout means that the client does not read the reason.
+                // The result is ignored: an error or a timeout means that the client does not read the
+                // reason.
                 let _ = tokio::time::timeout(LINGER, self.send_away(&mut handshake, &failure)).await;
             }
         }
@@ -323,10 +332,11 @@ impl HandshakeContext {
         Ok(session)
     }
 
-    /// Looks names up on a blocking thread.
+    /// Looks up the names in a certificate on a thread that may block, and checks that they match the
+    /// client's address.
     async fn look_up(&self, look_up: tls::LookUp) -> Result<(), tls::Refusal> {
-        /// Counts a look-up in progress until dropped. The look-up may outlast the handshake that waits for
-        /// it.
+        /// Counts a look-up in progress until dropped. The thread of the look-up owns it, because the look-up
+        /// may outlast the handshake that waits for it.
         struct LookUpCount(Arc<AtomicUsize>);
         impl Drop for LookUpCount {
             fn drop(&mut self) {
@@ -355,11 +365,11 @@ impl HandshakeContext {
         peer: SocketAddr,
     ) {
         let Handshake { stream, tls, records, .. } = handshake;
-        // Detaching fails only for a broken socket.
+        // Detaching fails only for a broken socket, which is dropped.
         let Ok(stream) = stream.detach() else { return };
         let is_user = listener.tls.settings().client_cert_auth;
-        // Like in etcd, a certificate without a common name stands for the user with the empty name. This
-        // user may do what every user may, but has no permission on keys.
+        // As in etcd, a certificate without a common name stands for the user with the empty name, who may do
+        // what every user may, but has no permission on keys.
         let common_name = is_user.then(|| Arc::from(session.common_name().unwrap_or_default()));
         let origin = Origin { peer, common_name, is_tls: true, serves: listener.serves };
         let admission = Admission { tls: listener.tls.clone(), session };
@@ -379,8 +389,9 @@ impl HandshakeContext {
         self.rejections.report(rejected, Instant::now());
     }
 
-    /// Sends the reason to the client and gives the client time to read it. If the connection were closed
-    /// immediately, with unread bytes from the client, the reason could be lost in flight.
+    /// Sends the reason of a rejection to the client, and then discards what the client still sends, for a
+    /// limited time. If the connection were closed immediately, with unread bytes from the client, the kernel
+    /// would reset it, and the reason could be lost in flight.
     async fn send_away(&self, handshake: &mut Handshake<Stream>, failure: &Failure) -> io::Result<()> {
         if let Failure::PlainHttp = failure {
             let mut rest = NOT_PLAIN;

@@ -4,7 +4,7 @@ use std::time::Instant;
 
 use crate::Metadata;
 
-/// Data about a call that is known before its first message.
+/// Data about a call that is known before its first message: method, client, times and metadata.
 #[derive(Debug)]
 pub struct Head {
     /// Method id from [`crate::Service::method`].
@@ -13,9 +13,10 @@ pub struct Head {
     pub peer: SocketAddr,
     /// User name from the client's certificate, see [`crate::Origin::common_name`].
     pub common_name: Option<Arc<str>>,
-    /// Time at which the call's head arrived, with the resolution of the turns of its connection.
+    /// Time at which the call's head arrived: the beginning of the connection's turn in which it was read.
     pub arrived: Instant,
-    /// Time at which the client stops waiting; the front drops the call then.
+    /// Time at which the client stops waiting, and at which the front ends the call; `None` if the client has
+    /// set no deadline.
     pub deadline: Option<Instant>,
     /// All metadata, without pseudo headers.
     pub metadata: Metadata,
@@ -43,13 +44,14 @@ impl Head {
         }
     }
 
-    /// Returns the first value of a key if it is text; the key must be in lower case.
+    /// Returns the first value of a metadata key if it consists of visible ASCII, spaces and tabs. The key
+    /// must be in lower case.
     pub fn get(&self, key: &str) -> Option<&str> {
         text(self.metadata.get(key)?)
     }
 
-    /// Returns the client's API version (metadata `client-api-version`): `None` without one, `Some(None)` if
-    /// it is not text.
+    /// Returns the client's API version (metadata `client-api-version`): `None` if the client sent none,
+    /// `Some(None)` if it is not visible ASCII.
     pub fn client_api_version(&self) -> Option<Option<&str>> {
         self.metadata.get("client-api-version").map(text)
     }

@@ -1,5 +1,5 @@
-//! HTTP/1 on the client port, served by hyper: [`serve`] runs one connection until it ends. Requests go to
-//! [`crate::Service::exchange`]. This module knows neither gRPC nor paths.
+//! Serves HTTP/1 on the client port, with hyper: [`serve`] runs one connection until it ends, and passes its
+//! requests to [`crate::Service::exchange`]. This module knows neither gRPC nor paths.
 
 use std::cell::RefCell;
 use std::convert::Infallible;
@@ -32,8 +32,11 @@ use crate::turnstile::Pass;
 /// Size limit of a request's head and of each of hyper's buffers, in bytes.
 const BUFFER_BYTES_MAX: usize = 64 * 1024;
 
-/// Limit in bytes for reading ahead while a request has no answer yet or its answer is a stream. Clients of a
-/// stream never send that much; clients that pipeline requests may.
+/// Maximum number of bytes that are read beyond the current request, to notice a disconnect, while the
+/// request has no answer yet or its answer is a stream. If this number is reached while the answer is a
+/// stream, the client is disconnected, because clients of streams never send that much. Otherwise reading
+/// stops, because the client may pipeline requests; the client is disconnected only if this lasts for the
+/// stall timeout.
 const AHEAD_BYTES_MAX: usize = 64 * 1024;
 
 /// Serves an HTTP/1 connection until it ends.
@@ -47,9 +50,11 @@ pub(crate) async fn serve<S: Transport + 'static>(
     let validity = secured.as_ref().map(|secured| secured.validity().clone());
     let timeout = shard.options.first_bytes_timeout;
     let state = shard.clone();
-    // hyper does not expose the size of its buffers, so their maximum is charged.
+    // Reserves memory for the maximum size of hyper's buffers, because hyper does not report their current
+    // size.
     let _buffers = account.hold(BUFFER_BYTES_MAX);
-    // Answers stay charged until the next request, because hyper does not report when an answer was sent.
+    // Memory reservation for the current answer. It lasts until the next request, because hyper does not
+    // report when an answer was sent.
     let held = Rc::new(RefCell::new(account.hold(0)));
     let whose = account.clone();
     let kept = ConnectionValue::default();
@@ -90,7 +95,8 @@ pub(crate) async fn serve<S: Transport + 'static>(
             answer,
         );
     let mut connection = pin!(connection);
-    // Resolves with the error for which the connection must be closed.
+    // Resolves with an error when the connection must be closed: because the client has disconnected, is
+    // stalled or is no longer admitted, or because its memory is needed.
     let mut watched = pin!(async {
         let (mut progress, stall_timeout) = (Progress::default(), shard.options.stall_timeout);
         let mut full_since = None;
@@ -113,8 +119,9 @@ pub(crate) async fn serve<S: Transport + 'static>(
                 return Poll::Ready(io::ErrorKind::PermissionDenied);
             }
             while looking.poll_tick(cx).is_ready() {
-                // A full read-ahead buffer stops all reads, so a disconnect of the client would not be
-                // noticed. A time limit replaces the reads.
+                // While the read-ahead buffer is full, nothing is read, and a disconnect of the client is not
+                // noticed. Therefore a connection on which the buffer stays full for the stall timeout is
+                // closed.
                 full_since = is_full.then(|| full_since.unwrap_or_else(Instant::now));
                 if full_since.is_some_and(|since| since.elapsed() >= stall_timeout) {
                     return Poll::Ready(io::ErrorKind::InvalidData);
@@ -142,7 +149,8 @@ pub(crate) async fn serve<S: Transport + 'static>(
     }
 }
 
-/// Polls the future that serves a connection. Each poll begins a new turn, since other tasks ran before it.
+/// Polls the future that serves a connection. Each poll begins a new turn, because other tasks of the shard
+/// ran before it.
 fn in_turns<F: Future>(pace: &Pace, mut serving: Pin<&mut F>) -> impl Future<Output = F::Output> {
     poll_fn(move |cx| {
         pace.begin_turn();
@@ -150,9 +158,9 @@ fn in_turns<F: Future>(pace: &Pace, mut serving: Pin<&mut F>) -> impl Future<Out
     })
 }
 
-/// Reads ahead of the current request. Resolves with an error when the client has disconnected, with `Ok`
-/// when the buffer is full. Bytes read ahead count towards the same share as the bytes that hyper writes, so
-/// reading ahead does not allow the connection more work per turn.
+/// Reads beyond the current request. Resolves with an error when the client has disconnected, and with `Ok`
+/// when the buffer is full. The bytes count against the same allowance as those that hyper reads and writes,
+/// so a connection gets no additional work per turn by reading ahead.
 fn poll_ahead<S: Transport>(
     share: &Share<S>,
     ahead: &RefCell<ReadAhead>,
@@ -162,9 +170,10 @@ fn poll_ahead<S: Transport>(
     ahead.borrow_mut().poll_fill(&mut socket, cx, AHEAD_BYTES_MAX, |cx| share.poll(cx))
 }
 
-/// Bytes that a connection may read and write before other connections have their turn. Reads count because
-/// decrypting input costs much more than sending it costs the client; writes count because answers may be
-/// long. All readers and writers of the connection use the same share.
+/// Access to the allowance of a connection: the bytes that it may read and write before other connections
+/// run. Reads count, because decrypting input costs the server much more than sending it costs the client;
+/// writes count, because answers may be long. All readers and writers of the connection use the same
+/// allowance.
 struct Share<S> {
     socket: Rc<RefCell<Socket<S>>>,
     shard: Rc<ShardState>,
@@ -178,7 +187,8 @@ impl<S> Clone for Share<S> {
 }
 
 impl<S: Transport> Share<S> {
-    /// Becomes ready when the connection may read and write more bytes.
+    /// Becomes ready when the connection may read and write more bytes. If the allowance is used up, the
+    /// connection waits in the queue for long turns for another one.
     fn poll(&self, cx: &Context<'_>) -> Poll<()> {
         if self.socket.borrow().is_allowance_spent() {
             ready!(self.ticket.borrow_mut().poll(&self.shard.long_turns, cx));
@@ -188,8 +198,9 @@ impl<S: Transport> Share<S> {
     }
 }
 
-/// Socket adapter for hyper. A flush by hyper writes to the socket, and then other connections get their
-/// turn; without this limit hyper would continue for as long as the client keeps sending.
+/// Socket adapter for hyper, which gathers hyper's writes until hyper flushes, and makes reads and writes
+/// wait when the connection's allowance is used up. Without that limit hyper would serve one connection as
+/// long as the client keeps sending.
 struct Hyper<S> {
     socket: SharedSocket<S>,
     ahead: Rc<RefCell<ReadAhead>>,

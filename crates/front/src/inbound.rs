@@ -9,8 +9,8 @@ use crate::assembler::Assembler;
 use crate::inbox::{CutOff, RequestStream};
 use accounting::ShardCounters;
 
-/// Receives the messages of a client on a streaming call. Messages that are not taken keep the client's
-/// window closed.
+/// Receives the client's messages of a streaming call. The client's flow-control window reopens only for
+/// messages that the service has taken.
 pub struct Inbound {
     source: MessageSource,
 }
@@ -30,12 +30,13 @@ struct Wire {
     assembler: Assembler,
     method: u16,
     ended: bool,
-    /// Bytes charged to the connection's account for the incomplete message. Stored as a plain number: a
-    /// [`crate::ledger::Charge`] would contain a pointer to the account, which the stream has already.
+    /// Bytes that are reserved in the connection's memory account for the incomplete message. A plain number
+    /// saves memory: a [`crate::ledger::Charge`] would contain another pointer to the account, which `stream`
+    /// has already.
     charged: u32,
 }
 
-/// Status of a call whose client has disconnected or cancelled it.
+/// Status of a call whose client has disconnected or has cancelled the call.
 pub(crate) const CANCELED: Status = Status::new(Code::Canceled, "context canceled");
 /// Status of a call whose client ended the stream inside a message.
 pub(crate) const TRUNCATED: Status = Status::new(Code::Internal, "unexpected EOF");
@@ -50,12 +51,13 @@ impl Inbound {
     }
 
     /// Returns the next message; `None` when the client has closed its side. Fails if a message is too large
-    /// or malformed, if the stream is cut inside a message, or if the client has disconnected. Cancel safe.
+    /// or malformed, if the memory limit is reached, if the stream ends inside a message, or if the client
+    /// has reset the stream or disconnected. The future may be dropped without losing a message.
     pub async fn next(&mut self) -> Result<Option<Bytes>, Status> {
         poll_fn(|cx| self.poll_next(cx)).await
     }
 
-    /// Polls for the result of [`Inbound::next`], for a hand-written future.
+    /// Polls for the result of [`Inbound::next`]. For hand-written futures.
     pub fn poll_next(&mut self, cx: &mut Context<'_>) -> Poll<Result<Option<Bytes>, Status>> {
         match &mut self.source {
             MessageSource::Wire(wire) => wire.poll_next(cx),
@@ -66,7 +68,8 @@ impl Inbound {
                     Ok(Some(message)) => counters.received(*method, message.len()),
                     Ok(None) | Err(_) => {
                         *ended = true;
-                        // Drops the request body, even if the client is still sending it.
+                        // Drops the closure with the request body, even if the client is still sending the
+                        // body.
                         *next = Box::new(|_| Poll::Ready(Ok(None)));
                     }
                 }
@@ -77,7 +80,8 @@ impl Inbound {
 }
 
 impl Wire {
-    /// Raises the charge for the incomplete message to its announced length, `announced` bytes.
+    /// Raises the memory reservation for the incomplete message to `announced` bytes, the length in its
+    /// prefix.
     fn charge(&mut self, announced: u32) {
         if announced > self.charged {
             let account = &self.stream.around().account;
@@ -104,8 +108,8 @@ impl Wire {
                 self.stream.around().shard.counters.received(self.method, assembled.wire_bytes);
                 return Poll::Ready(Ok(Some(assembled.message)));
             }
-            // The whole announced length is charged at once, so that a message that has begun can always be
-            // completed.
+            // Memory for the whole announced length of the message is reserved when its prefix has arrived,
+            // so that a message that was accepted can always be completed.
             if let Some(len) = self.assembler.announced() {
                 self.charge(len);
                 self.stream.around().check_requests().inspect_err(|_| self.ended = true)?;
@@ -138,7 +142,7 @@ mod tests {
 
     #[test]
     fn the_receiving_half_of_a_stream_is_small() {
-        // `Inbound` is part of the future of each open stream.
+        // The size matters because `Inbound` is part of the future of each open stream.
         assert!(size_of::<Inbound>() <= 48, "{} bytes", size_of::<Inbound>());
     }
 }

@@ -1,5 +1,6 @@
-//! Receiving half of a request's stream: the connection puts received bytes into an [`Inbox`], and the owner
-//! of the [`RequestStream`] takes them out. The client's flow-control window reopens by the bytes taken out.
+//! Implements the receiving half of a request's HTTP/2 stream: the connection puts received bytes into an
+//! [`Inbox`], and the owner of the [`RequestStream`] takes them out. The client's flow-control window reopens
+//! by the number of bytes taken out.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -12,7 +13,7 @@ use http2::Key;
 use crate::assembler::{Assembled, Assembler};
 use crate::context::ConnectionContext;
 
-/// End state of a request's body.
+/// Way in which a request's body has ended.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum End {
     /// The client has sent the whole body.
@@ -21,8 +22,8 @@ enum End {
     Gone,
 }
 
-/// Received bytes of a body that were not taken out. The flow-control windows bound their number, since
-/// windows reopen only for bytes taken out.
+/// Received bytes of a request's body that were not taken out yet. The flow-control windows bound their
+/// number, because the windows reopen only for bytes taken out.
 #[derive(Default)]
 pub(crate) struct Inbox(RefCell<Contents>);
 
@@ -36,7 +37,8 @@ struct Contents {
 }
 
 impl Contents {
-    /// Returns the end state to a reader that has taken all bytes, or registers the reader's waker.
+    /// Returns the end of the body to a reader that has taken all bytes; if there may be more bytes,
+    /// registers the reader's waker.
     fn poll_end<T>(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<T, CutOff>>> {
         match self.end {
             Some(End::Whole) => Poll::Ready(None),
@@ -139,8 +141,8 @@ impl RequestStream {
         Ok(assembled)
     }
 
-    /// Pending if bytes are left to cut and the turn's work limit is reached; the connection's next turn
-    /// continues then.
+    /// Returns `Pending` if received bytes are left and the turn's work limit is reached. The caller is then
+    /// polled again in the connection's next turn.
     pub(crate) fn poll_turn(&self, cx: &Context<'_>) -> Poll<()> {
         if !self.around.turn_work.is_enough() || self.inbox.0.borrow().bytes.is_empty() {
             return Poll::Ready(());

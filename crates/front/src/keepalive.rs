@@ -2,26 +2,28 @@ use std::time::{Duration, Instant};
 
 use crate::Options;
 
-/// Minimum interval between pings of a client without open calls, unless more are permitted (grpc-go's rule).
+/// Minimum interval between the pings of a client without open calls, as in grpc-go, unless
+/// [`Options::keepalive_permit_without_stream`] allows more.
 const IDLE_PING_INTERVAL: Duration = Duration::from_secs(2 * 3600);
 
-/// Number of strikes that are tolerated.
+/// Number of pings sent too soon (strikes) that are tolerated before the connection is closed.
 const STRIKES_MAX: u32 = 2;
 
-/// Judges a client's pings like grpc-go's server: a ping that follows the previous ping too soon is a strike,
-/// an answer sent between two pings clears the strikes, and more than two strikes end the connection.
+/// Decides like grpc-go's server whether a client sends too many pings: a ping that follows the previous one
+/// too soon is a strike, an answer sent between two pings clears the strikes, and more than two strikes end
+/// the connection.
 #[derive(Debug, Default)]
 pub(crate) struct PingPolicy {
     last: Option<Instant>,
     strikes: u32,
     forgiven: bool,
-    /// Value of the counter of sent call bytes when the last ping arrived.
+    /// Total bytes of HEADERS and DATA that had been sent when the last ping arrived.
     sent_before: u64,
 }
 
 impl PingPolicy {
-    /// Takes the total bytes of HEADERS and DATA sent. An increase since the last ping means that an answer
-    /// was sent, which clears the strikes.
+    /// Takes the total bytes of HEADERS and DATA sent so far. An increase since the last ping means that an
+    /// answer was sent in between, which clears the strikes.
     pub(crate) fn note_sent(&mut self, sent: u64) {
         self.forgiven |= std::mem::replace(&mut self.sent_before, sent) != sent;
     }

@@ -1,6 +1,7 @@
-//! Byte counts for a connection or a stream. [`Ledger`] is one count; a [`Charge`] adds bytes to a count
-//! until it is dropped. Every byte is also charged to the connection's account in `budget`. This module does
-//! not know sockets or frames.
+//! Reserves memory for data that is held for a client. A [`Charge`] is a reservation: it adds bytes to a
+//! counter until it is dropped. The counter is either a [`Ledger`], for the data of one stream, or the number
+//! of request bytes in the connection's memory account. In both cases the bytes are also reserved in that
+//! account, and so in the memory budget of all clients. This module does not know sockets or frames.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -8,17 +9,18 @@ use std::task::Waker;
 
 use accounting::Account;
 
-/// Bytes charged for a call in flight besides its message: future, stream and metadata.
+/// Bytes reserved for a call in flight in addition to its message: for its future, stream and metadata.
 pub(crate) const CALL_BYTES: usize = 4 * 1024;
 /// Bytes of metadata that [`CALL_BYTES`] includes.
 pub(crate) const METADATA_BYTES: usize = 1024;
 
-/// Returns the bytes charged for a call with `metadata_bytes` bytes of metadata, besides its message.
+/// Returns the bytes that are reserved for a call with `metadata_bytes` bytes of metadata, in addition to its
+/// message.
 pub(crate) fn call_bytes(metadata_bytes: usize) -> usize {
     CALL_BYTES + metadata_bytes.saturating_sub(METADATA_BYTES)
 }
 
-/// Counts bytes that are held for a connection and charges them to its account.
+/// Counter of the bytes that are held for one stream; also reserves them in the connection's memory account.
 #[derive(Debug)]
 pub(crate) struct Ledger {
     queued: Cell<usize>,
@@ -27,7 +29,7 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
-    /// Creates a ledger that charges its bytes to `account`.
+    /// Creates a ledger that reserves its bytes in `account`.
     pub(crate) fn of(account: &Rc<Account>) -> Ledger {
         Ledger { queued: Cell::new(0), waker: RefCell::new(None), account: account.clone() }
     }
@@ -52,7 +54,7 @@ impl Ledger {
     }
 }
 
-/// Counter that bytes can be charged to.
+/// Counter to which a [`Charge`] can add bytes.
 pub(crate) trait Count {
     fn charge(&self, n: usize);
     fn release(&self, n: usize);
@@ -73,7 +75,8 @@ impl Count for Ledger {
     }
 }
 
-/// Bytes of requests have no ledger; the connection's account counts them ([`Account::requests_bytes`]).
+/// Request bytes have no [`Ledger`]: the connection's account itself counts them
+/// ([`Account::requests_bytes`]).
 impl Count for Account {
     fn charge(&self, n: usize) {
         self.charge_request(n);
@@ -84,8 +87,8 @@ impl Count for Account {
     }
 }
 
-/// Bytes that are counted until this value is dropped: on a [`Ledger`], or by default as request bytes of an
-/// account.
+/// Reservation of bytes, which lasts until this value is dropped: on a [`Ledger`], or by default as request
+/// bytes of an account.
 #[derive(Debug)]
 pub(crate) struct Charge<L: Count = Account> {
     ledger: Rc<L>,

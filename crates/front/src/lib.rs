@@ -1,8 +1,8 @@
-//! HTTP/2, gRPC framing and HTTP/1 on one port, one event loop per core.
+//! Serves clients over HTTP/2 with gRPC, and over HTTP/1, on one port, with one event loop per core.
 //!
-//! Purpose: [`start`] runs one thread per shard; an acceptor hands every connection to the shard with the
-//! fewest connections, and the connection stays there. The first bytes of a connection decide between HTTP/2
-//! and HTTP/1. HTTP/2 carries gRPC and, over TLS, also the requests that HTTP/1 carries ([`Exchange`]). A
+//! [`start`] runs one thread per shard. An acceptor hands each connection to the shard with the fewest
+//! connections, and the connection stays there. The first bytes of a connection decide between HTTP/2 and
+//! HTTP/1. HTTP/2 carries gRPC and, over TLS, also the requests that HTTP/1 carries ([`Exchange`]). A
 //! [`Service`] answers calls in plain code and never sees a frame, a flow-control window or a socket.
 //!
 //! Out of scope: protobuf, etcd's methods, users, revisions. Messages are opaque [`bytes::Bytes`].
@@ -10,17 +10,20 @@
 //! Invariants, and the tests that check them (`tests/it`):
 //! - A connection, its calls and its service live on one thread. A call takes no lock that is shared between
 //!   shards; a connection takes one only when it begins, when it ends, and when it exceeds the memory budget.
-//! - One turn of a connection does at most one write to the socket (`turns`), reads a bounded number of
-//!   bytes, and reads no bytes while the client reads no answers (`memory`).
+//! - A connection is served in turns, between which other connections run. One turn writes to the socket once
+//!   if the kernel accepts the output (`turns`), reads a bounded number of bytes, and reads no bytes while
+//!   the client reads no answers (`memory`).
 //! - Bytes held for a client are bounded (`memory`, `limits`): per stream
 //!   ([`Options::stream_buffer_bytes_max`]), per connection ([`Options::answer_bytes_max`],
 //!   [`Options::request_bytes_max`]), and for all clients together ([`Options::budget`]).
-//! - Per step a shard serves a bounded number of connections that begin, end or only log in (`gives_way`).
+//! - Between two polls of the network, a shard serves a bounded number of connections that begin, end or only
+//!   log in (`gives_way`).
 //! - Input from a client closes at most its own connection and never panics (`garbage`).
-//! - A call that has begun continues whether or not its client takes answers, and releases its resources when
-//!   its answer is made. A call whose client is gone or whose deadline has passed is dropped (`unread`).
+//! - A call that has begun continues even if its client takes no answers, and releases its resources when its
+//!   answer is ready. A call whose client is gone or whose deadline has passed is dropped (`unread`).
 //!
-//! Start reading with `connection.rs` (`poll_turn` is one turn), `call.rs` (a call on its way) and `shard.rs`.
+//! Start reading with `connection.rs` (`poll_turn` is one turn), `call.rs` (the states of a call) and
+//! `shard.rs`.
 //!
 //! Other tests: beside the code for pure parts. `examples/echo.rs` is the server for measuring cost per
 //! request.

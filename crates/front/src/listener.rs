@@ -1,5 +1,6 @@
-//! Sources of connections: [`Listener`] is a socket to accept on and its TLS settings, [`Origin`] describes
-//! an accepted connection, [`Rejection`] describes a connection that TLS does not admit.
+//! Describes where connections come from: [`Listener`] is a socket on which connections are accepted, with
+//! its TLS settings, [`Origin`] describes an accepted connection, and [`Rejection`] one that TLS does not
+//! admit.
 
 use std::fmt;
 use std::net::{Ipv4Addr, SocketAddr, TcpListener};
@@ -10,12 +11,12 @@ use transport::ListenerSocket;
 /// Socket that accepts connections, with the settings for these connections.
 #[derive(Debug)]
 pub struct Listener {
-    /// Socket to accept on.
+    /// Socket on which connections are accepted.
     pub socket: ListenerSocket,
     /// TLS settings; `None` if connections are not encrypted.
     pub tls: Option<tls::ServerTls>,
-    /// True if unencrypted connections are accepted besides TLS; the first byte of a connection decides. Has
-    /// no effect without TLS.
+    /// True if unencrypted connections are accepted in addition to those with TLS; the first byte of a
+    /// connection shows which it is. Has no effect if `tls` is `None`.
     pub also_plain: bool,
     /// True if a client certificate must match the address that the client connects from, as etcd requires on
     /// listeners for metrics.
@@ -65,8 +66,8 @@ pub struct Origin {
     /// Address of the client. A client of a Unix socket has no address: then the field is `0.0.0.0`, with a
     /// port number that distinguishes such connections; see [`shown_peer`].
     pub peer: SocketAddr,
-    /// Common name in the client's verified certificate, if the listener uses it as the user name
-    /// (`--client-cert-auth`). Empty for a certificate without a common name.
+    /// Common name in the client's verified certificate, empty if the certificate has none; `None` if the
+    /// listener does not use it as the user name (`--client-cert-auth`).
     pub common_name: Option<Arc<str>>,
     /// True if the connection is encrypted.
     pub is_tls: bool,
@@ -87,8 +88,7 @@ impl Origin {
     }
 }
 
-/// Formats a client's address for logs: `@` and a number for a client of a Unix socket. Go also prints `@`
-/// there.
+/// Formats a client's address for logs. A client of a Unix socket is shown as `@`, as in Go, and a number.
 pub fn shown_peer(peer: SocketAddr) -> impl fmt::Display {
     struct Shown(SocketAddr);
     impl fmt::Display for Shown {
@@ -107,18 +107,18 @@ pub fn shown_peer(peer: SocketAddr) -> impl fmt::Display {
 pub struct Rejection {
     /// Address of the client.
     pub remote: SocketAddr,
-    /// Server name that the client asked for (SNI); empty if the client sent none.
+    /// Server name in the client's TLS handshake (SNI); empty if the client sent none.
     pub server_name: String,
-    /// Reason, in etcd's words.
+    /// Reason why the connection was rejected, as etcd would log it.
     pub error: String,
     /// Names in the client's certificate, if the client presented one.
     pub names: Option<tls::PeerNames>,
-    /// True if the client closed the connection itself without an error. Port probes do so; etcd logs them on
-    /// level `debug`.
+    /// True if the client closed the connection itself without an error. Port probes do that, so the log
+    /// level can be lower; etcd logs such connections on level `debug`.
     pub is_end_of_file: bool,
     /// True if the connection was admitted before and its certificate is not valid any more.
     pub was_admitted: bool,
-    /// Number of rejected connections since the previous report that were not reported because of the rate
-    /// limit.
+    /// Number of connections that were rejected since the previous report, but not reported because of the
+    /// rate limit.
     pub not_reported: u64,
 }

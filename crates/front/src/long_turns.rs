@@ -1,7 +1,7 @@
-//! Queue of connections whose next turn takes long, for example to send megabytes of answers or to take
-//! thousands of requests. Between two polls of the network, only one of these connections has its turn. So a
-//! connection with little work waits for at most one long turn. Without this queue the runtime would poll the
-//! network only after about sixty turns.
+//! Queues connections whose next turn takes long, for example because they send megabytes of answers or take
+//! thousands of requests, so that they do not delay the others. Between two polls of the network, only one of
+//! these connections has its turn. So a connection with little work waits for at most one long turn. Without
+//! this queue the runtime would poll the network only after about sixty turns.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -9,24 +9,25 @@ use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
 
-/// Work in bytes, for answers made and for bytes written, after which a turn yields to others: about 0.1 ms.
+/// Limit for the work of a long turn, in bytes of answers produced or written, after which other connections
+/// run: about 0.1 ms.
 pub(crate) const LONG_BYTES: usize = 64 * 1024;
 
-/// Work in bytes that a connection may do in a turn without queueing, if a long turn was already taken since
-/// the last poll of the network. The number is small, because all connections of the shard may have such
-/// turns one after the other.
+/// Limit for the work of a turn, in bytes, if the connection has not queued for a long turn and another
+/// connection has already had one since the last poll of the network. The number is small, because all
+/// connections of the shard may have such turns before the next poll.
 const UNANNOUNCED_BYTES: usize = LONG_BYTES / 8;
 
 /// Queue of the connections of a shard whose next turn may be long.
 #[derive(Default)]
 pub(crate) struct LongTurns {
-    /// Waiting connections, the next one first. Some of them may be closed already.
+    /// Waiting connections, the next one first. Some of them may have ended.
     waiting: RefCell<VecDeque<Rc<QueueEntry>>>,
-    /// True if a long turn was taken since the last poll of the network.
+    /// True if a connection has had a long turn since the last poll of the network.
     is_used: Cell<bool>,
-    /// Waker of the task [`LongTurns::keep`] while it waits for a long turn to be taken.
+    /// Waker of the task [`LongTurns::keep`] while it waits until a connection has a long turn.
     keeper: RefCell<Option<Waker>>,
-    /// True if every connection may take long turns without queueing.
+    /// True if each connection may have long turns without queueing.
     is_open: bool,
 }
 
@@ -43,7 +44,7 @@ impl LongTurns {
         LongTurns { is_open: true, ..LongTurns::default() }
     }
 
-    /// Notes that a long turn was taken: the next one must wait for a poll of the network.
+    /// Notes that a connection has had a long turn, so that the next one must wait for a poll of the network.
     pub(crate) fn note(&self) {
         self.is_used.set(true);
         if let Some(keeper) = self.keeper.borrow_mut().take() {
@@ -51,23 +52,24 @@ impl LongTurns {
         }
     }
 
-    /// Returns true if a long turn needs no queueing now.
+    /// Returns true if a connection may have a long turn now without queueing.
     fn are_free(&self) -> bool {
         self.is_open || !self.is_used.get()
     }
 
     /// Returns the work in bytes that a connection may do in a turn: [`LONG_BYTES`] if the connection has
-    /// queued for a long turn, or if no long turn was taken since the last poll of the network.
+    /// queued for a long turn, or if no connection has had one since the last poll of the network; otherwise
+    /// [`UNANNOUNCED_BYTES`].
     pub(crate) fn bytes_max(&self, has_waited: bool) -> usize {
         if has_waited || self.are_free() { LONG_BYTES } else { UNANNOUNCED_BYTES }
     }
 
-    /// Grants one long turn per poll of the network, forever.
+    /// Grants one long turn after each poll of the network to the next waiting connection. Never returns.
     pub(crate) async fn keep(&self) {
         loop {
             poll_fn(|cx| self.poll_used(cx)).await;
-            // `yield_now` resumes after the runtime has polled the network and has run the tasks which that
-            // woke.
+            // `yield_now` resumes only after the runtime has polled the network and has run the tasks that
+            // this poll woke.
             tokio::task::yield_now().await;
             match self.pop() {
                 Some(entry) => {
@@ -90,12 +92,12 @@ impl LongTurns {
     /// Removes and returns the next waiting connection that still exists.
     fn pop(&self) -> Option<Rc<QueueEntry>> {
         let mut waiting = self.waiting.borrow_mut();
-        // Only the queue still references the entry: its connection was dropped.
+        // An entry that only the queue still references is skipped, because its connection was dropped.
         std::iter::from_fn(|| waiting.pop_front()).find(|entry| Rc::strong_count(entry) > 1)
     }
 }
 
-/// Handle of one connection to its entry in the queue.
+/// Handle of one connection to its entry in the queue; empty if the connection is not queued.
 #[derive(Debug, Default)]
 pub(crate) struct Ticket(Option<Rc<QueueEntry>>);
 
@@ -105,7 +107,7 @@ impl Ticket {
         self.0.is_some()
     }
 
-    /// Becomes ready when the connection may take a long turn. A call after that queues for another turn.
+    /// Becomes ready when the connection may have a long turn. The next call requests another one.
     pub(crate) fn poll(&mut self, turns: &LongTurns, cx: &Context<'_>) -> Poll<()> {
         match &self.0 {
             None if turns.are_free() => {

@@ -1,20 +1,21 @@
-//! Short messages that are sent together: [`Messages`].
+//! Collects short messages of a stream, so that they can be sent in one frame: [`Messages`].
 
 use bytes::{Buf as _, Bytes};
 
 use crate::assembler::PREFIX_BYTES;
 use crate::try_send::TrySend;
 
-/// Short messages for one stream, each behind its gRPC prefix, laid out as in the payload of a DATA frame.
+/// Short messages for one stream, in the form of the payload of a DATA frame: each message follows its gRPC
+/// prefix.
 ///
 /// A service that has many short messages for a stream collects them here, and
-/// [`crate::Outbound::try_send_messages`] sends them in one step, usually in one frame. The alternative, one
+/// [`crate::Outbound::try_send_messages`] sends all with one call, usually in one frame. The alternative, one
 /// [`Bytes`] per message, costs an allocation, a frame and all checks for each message; for messages of a few
 /// hundred bytes that is several times the cost of the copy.
 #[derive(Debug, Default)]
 pub struct Messages {
     bytes: Vec<u8>,
-    /// Offset of the first message; the messages before it were taken out.
+    /// Offset in `bytes` of the first message. The messages before it were removed.
     at: usize,
     count: usize,
     /// Length in bytes of the longest message that was ever added.
@@ -32,7 +33,7 @@ impl Messages {
         PREFIX_BYTES + len
     }
 
-    /// Appends a message that is given in parts.
+    /// Appends one message, which consists of these parts.
     ///
     /// # Panics
     ///
@@ -58,8 +59,8 @@ impl Messages {
         Some(message)
     }
 
-    /// Passes the first message to `send`. Returns the remaining messages, or all of them if `send` refuses
-    /// the message.
+    /// Removes the first message and passes it to `send`. Returns the remaining messages; if `send` refuses
+    /// the message, returns all messages in the error.
     ///
     /// # Errors
     ///
@@ -115,7 +116,7 @@ impl Messages {
         &self.bytes[self.at..]
     }
 
-    /// Converts into all messages with their prefixes.
+    /// Returns all messages with their prefixes, without copying them.
     pub(crate) fn into_bytes(self) -> Bytes {
         Bytes::from(self.bytes).slice(self.at..)
     }

@@ -4,8 +4,9 @@ use std::sync::Arc;
 use http::HeaderMap;
 use http2::Fields;
 
-/// Metadata of a call. For a call over HTTP/2 it is the received header list, which calls with equal headers
-/// share. Values from other sources, and added values, are stored separately.
+/// Metadata of a call. For a call over HTTP/2 this is the received header list, which calls with equal
+/// headers share, so values that are added later are stored separately. For other calls, all values are
+/// stored separately.
 #[derive(Clone, Default)]
 pub struct Metadata {
     received: Option<Arc<Fields>>,
@@ -32,7 +33,7 @@ impl Metadata {
         self.get(key).is_some()
     }
 
-    /// Sets the value of a key and replaces all its values; the key must be in lower case.
+    /// Sets the value of a key, in place of all its earlier values; the key must be in lower case.
     pub fn insert(&mut self, key: &str, value: impl AsRef<[u8]>) {
         let own = self.own.get_or_insert_default();
         own.retain(|(its, _)| **its != *key);

@@ -1,4 +1,5 @@
-//! Beginning of a connection on its shard: [`begin`] waits for the first bytes, which decide between HTTP/2 and HTTP/1.
+//! Begins a connection on its shard: [`begin`] waits for the first bytes, which show whether the client
+//! speaks HTTP/2 or HTTP/1.
 
 use std::future::poll_fn;
 use std::rc::Rc;
@@ -37,8 +38,9 @@ impl SecureState {
     }
 }
 
-/// Waits for the first bytes of a connection. Returns `None` if the front closes first, or if the client
-/// speaks a protocol that its listener does not serve or another protocol than the one negotiated by ALPN.
+/// Waits for the first bytes of a connection. Returns `None`, and the connection must be closed, if the front
+/// begins to close first, or if the client speaks a protocol that its listener does not serve, or HTTP/1
+/// although it has negotiated HTTP/2 by ALPN.
 pub(crate) async fn begin<S: Transport + 'static>(
     wire: Wire<S>,
     origin: Origin,
@@ -54,7 +56,7 @@ pub(crate) async fn begin<S: Transport + 'static>(
     let validity = secured.as_ref().map(|secured| secured.validity().clone());
     let mut socket = Socket::new(wire, state.pool.clone());
     let mut pass = Pass::default();
-    // The first check needs no turn, because the turnstile has just admitted the connection.
+    // The first poll does not pass the turnstile, because the turnstile has just admitted the connection.
     let mut has_turn = true;
     let first = poll_fn(|cx| {
         let waits =

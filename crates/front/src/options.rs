@@ -5,10 +5,10 @@ use std::time::Duration;
 use crate::Rejection;
 use accounting::Budget;
 
-/// Limits and timeouts of a front: one field for each. [`Options::default`] has etcd's defaults where etcd has one.
+/// Limits and timeouts of a front. [`Options::default`] has etcd's default for each option that etcd has.
 #[derive(Clone)]
 pub struct Options {
-    /// Shard threads; 0 means one per core.
+    /// Number of shards, each of which has a thread; 0 means one per core.
     pub shards: usize,
     /// Number of method ids that the service uses. All ids are below this number, so the counters are stored
     /// in arrays of this length.
@@ -18,12 +18,13 @@ pub struct Options {
     /// Maximum number of open connections per address, or per IPv6 network of 64 bits; further ones are
     /// closed on accept.
     pub connections_per_address_max: usize,
-    /// Largest gRPC message accepted, in bytes without its prefix, also after decompression.
+    /// Maximum length of a gRPC message from a client, in bytes without its prefix. The limit applies to the
+    /// message both before and after decompression.
     pub message_bytes_max: usize,
-    /// Largest gRPC message sent, in bytes without its prefix; below 4 GiB. A call whose answer is larger
-    /// fails.
+    /// Maximum length of a gRPC message to a client, in bytes without its prefix; below 4 GiB. A call whose
+    /// answer is longer fails.
     pub answer_message_bytes_max: usize,
-    /// Memory limit for all clients together. Several fronts may share one.
+    /// Memory limit for all clients together. Several fronts may share one budget.
     pub budget: Budget,
     /// Maximum number of open HTTP/2 streams per connection.
     pub max_concurrent_streams: u32,
@@ -31,40 +32,42 @@ pub struct Options {
     pub stream_window_bytes: u32,
     /// Receive window of a connection, in bytes.
     pub connection_window_bytes: u32,
-    /// Largest decoded header list accepted, in bytes.
+    /// Maximum size of a request's decoded header list, in bytes.
     pub header_list_bytes_max: u32,
-    /// Answer bytes that a connection may have queued before further answers and new requests of the
-    /// connection wait.
+    /// Number of queued answer bytes of a connection at which its further answers and new requests begin to
+    /// wait.
     pub answer_bytes_max: usize,
-    /// Bytes that one connection's calls in flight may hold: messages in assembly and in unanswered unary
-    /// calls, answers that wait, and 4 KiB for each call. Above this limit, a new call fails with etcd's `too
-    /// many requests`, and a call whose answer would have to wait fails with the status of
-    /// [`crate::Service::unanswered`].
+    /// Maximum number of bytes that one connection's calls in flight may hold: incomplete messages, messages
+    /// of unanswered unary calls, answers that wait, and 4 KiB for each call. Above this limit, a new call
+    /// fails with etcd's `too many requests`, and a call whose answer would have to wait fails with the
+    /// status of [`crate::Service::unanswered`].
     pub request_bytes_max: usize,
     /// Number of requests of one connection that may wait while the connection's queued answers are at their
     /// limit; further requests are refused with `REFUSED_STREAM`, which clients retry.
     pub waiting_requests_max: usize,
-    /// Unsent bytes of one streaming call above which [`crate::Outbound::send`] waits.
+    /// Number of unsent bytes of one streaming call at which [`crate::Outbound::send`] begins to wait.
     pub stream_buffer_bytes_max: usize,
     /// Time limit for the first bytes of a new connection, and in HTTP/1 for the headers and body of a
     /// request.
     pub first_bytes_timeout: Duration,
-    /// Time without a received byte after which an unfinished unary request is reset, and a connection with
-    /// an unfinished frame or header block is closed. This time and the keepalive time do not run while
+    /// Time without a received byte after which an incomplete unary request is reset, and a connection with
+    /// an incomplete frame or header block is closed. This time and the keepalive times do not run while
     /// reading from the client is suspended because the client does not read its output.
     pub request_timeout: Duration,
     /// Time without progress after which a stream that holds unsent data is reset. The stream counts as
-    /// stalled only if its turn to send came within that time, or if the client reads nothing at all. A
-    /// connection whose answers are at their limit is closed after the same time without progress.
+    /// stalled only if in that time all data was sent that other streams had queued before, or if the client
+    /// reads nothing at all. A connection whose queued answers are at their limit is closed after the same
+    /// time without progress.
     pub stall_timeout: Duration,
-    /// Time of silence after which the server pings a connection.
+    /// Time without a byte from the client after which the server sends a ping.
     pub keepalive_interval: Duration,
-    /// Time of silence after the server's ping, after which the connection is closed.
+    /// Time without a byte from the client, after the server's ping, after which the connection is closed.
     pub keepalive_timeout: Duration,
-    /// Minimum interval between pings of a client with open calls.
+    /// Minimum interval between the pings of a client with open calls. A client that pings more often is
+    /// disconnected, as in grpc-go.
     pub keepalive_min_time: Duration,
-    /// True if a client without open calls may ping every [`Options::keepalive_min_time`]; otherwise every 2
-    /// h.
+    /// True if a client without open calls may also ping once per [`Options::keepalive_min_time`]; otherwise
+    /// it may ping once in 2 hours.
     pub keepalive_permit_without_stream: bool,
     /// Time limit for a TLS handshake, including name look-ups for the client.
     pub handshake_timeout: Duration,
@@ -73,14 +76,15 @@ pub struct Options {
     /// Interval at which each TLS connection is checked again. It is closed if its client would not be
     /// admitted now, for example because its certificate has expired.
     pub certificates_checked_every: Duration,
-    /// Callback for connections that TLS rejects, rate limited to a few per second. Called on any thread;
-    /// must not block.
+    /// Callback for connections that TLS rejects. Calls are rate limited; [`Rejection::not_reported`] counts
+    /// the rejections that were left out. Called on any thread; must not block.
     pub rejected: Arc<dyn Fn(&Rejection) + Send + Sync>,
 }
 
 impl Options {
-    /// Returns the largest body of a request that is not a gRPC call, in bytes: a message in base64 with some
-    /// white space. The service may allow more ([`crate::RequestBody::allow`]).
+    /// Returns the maximum size of the body of a request that is not a gRPC call, in bytes. It allows the
+    /// longest message in base64 with some white space. The service may allow more
+    /// ([`crate::RequestBody::allow`]).
     pub fn http_body_bytes_max(&self) -> usize {
         self.message_bytes_max.saturating_mul(2)
     }
@@ -104,7 +108,7 @@ impl Default for Options {
             connections_max: 200_000,
             connections_per_address_max: usize::MAX,
             message_bytes_max: (1536 + 512) * 1024,
-            // Same as in etcd, which uses grpc-go's maximum.
+            // etcd also uses this value, the maximum of grpc-go.
             answer_message_bytes_max: i32::MAX as usize,
             budget: Budget::new(1 << 30),
             max_concurrent_streams: u32::MAX,

@@ -1,5 +1,6 @@
-//! Sending side of a streaming call: a service puts messages into [`Outbound`], the connection sends them.
-//! Unsent bytes are bounded per stream. This module knows neither the socket nor other calls.
+//! Implements the sending side of a streaming call: a service puts messages into [`Outbound`], and the
+//! connection sends them. Unsent bytes are bounded per stream. This module knows neither the socket nor other
+//! calls.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -51,8 +52,8 @@ impl Outbound {
         self.sending.push(message, false)
     }
 
-    /// Sends a message from [`Account::share`], which is already charged, if the stream's buffer has space
-    /// now.
+    /// Sends a message from [`Account::share`], whose memory is already reserved, if the stream's buffer has
+    /// space now.
     pub fn try_send_shared(&mut self, message: Bytes) -> Result<(), TrySend> {
         if !self.has_room() {
             return Err(TrySend::Full(message));
@@ -60,9 +61,10 @@ impl Outbound {
         self.sending.push(message, true)
     }
 
-    /// Sends several messages if the stream's buffer has space now. They are sent in one frame, unless
-    /// compression or the client's window prevents that. Either all messages are queued or none, except on a
-    /// stream with compression: there, the messages that were not queued are returned.
+    /// Sends several messages if the stream's buffer has space now. They are sent in one frame if possible,
+    /// which compression or the client's window can prevent. On a stream without compression, either all
+    /// messages are queued or none. On a stream with compression, the first ones may be queued and the others
+    /// returned in the error.
     pub fn try_send_messages(&mut self, messages: Messages) -> Result<(), TrySend<Messages>> {
         if !self.has_room() {
             return Err(TrySend::Full(messages));
@@ -73,7 +75,7 @@ impl Outbound {
         self.sending.push_together(messages).map_err(|Gone| TrySend::Closed)
     }
 
-    /// Sends the messages one by one.
+    /// Sends the messages one by one, until one cannot be queued.
     fn try_send_each(&mut self, mut messages: Messages) -> Result<(), TrySend<Messages>> {
         while !messages.is_empty() {
             messages = messages.send_first(|message| self.try_send(message))?;
@@ -81,7 +83,8 @@ impl Outbound {
         Ok(())
     }
 
-    /// Returns the account of the connection, to charge memory that a service holds for the call.
+    /// Returns the memory account of the connection, in which a service reserves the memory that it holds for
+    /// the call.
     pub fn account(&self) -> Rc<Account> {
         self.sending.account.clone()
     }
@@ -91,7 +94,7 @@ impl Outbound {
         poll_fn(|cx| self.poll_ready(cx)).await
     }
 
-    /// Polls for the result of [`Outbound::ready`], for a hand-written future.
+    /// Polls for the result of [`Outbound::ready`]. For hand-written futures.
     pub fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Status>> {
         if self.is_closed() {
             return Poll::Ready(Err(CANCELED));
@@ -107,7 +110,8 @@ impl Outbound {
         Poll::Pending
     }
 
-    /// Sends the head of the answer before the first message, for clients that wait for the head.
+    /// Sends the head of the answer now instead of with the first message, for clients that wait for the
+    /// head.
     pub fn open(&mut self) -> Result<(), Status> {
         self.sending.open()
     }
@@ -117,7 +121,8 @@ impl Outbound {
         self.sending.queued_bytes()
     }
 
-    /// Returns true if the call has ended: cancelled by the client, its deadline or the connection.
+    /// Returns true if the call has ended, for example because the client cancelled it, its deadline passed
+    /// or the connection ended.
     pub fn is_closed(&self) -> bool {
         matches!(*self.sending.state.borrow(), State::Closed)
     }
@@ -126,8 +131,8 @@ impl Outbound {
         self.sending.is_full()
     }
 
-    /// Returns true if a message can be queued now. On a stream with compression, even a short message may
-    /// have to wait for the connection's next turn.
+    /// Returns true if a message can be queued now. On a stream with compression, a message must also wait
+    /// for the connection's next turn if the work limit of this turn is reached.
     fn has_room(&self) -> bool {
         let waits_for_turn = self.sending.gzip && self.sending.has_packed_enough();
         !self.is_full() && !waits_for_turn
@@ -138,7 +143,7 @@ impl Outbound {
 struct Gone;
 
 enum State {
-    /// The call has an HTTP/2 stream; the head of the answer may not be sent yet.
+    /// The call has an HTTP/2 stream. The head of the answer is possibly not sent yet.
     Wire(Responder),
     /// The call has no HTTP/2 stream; a [`crate::LocalStream`] takes its messages.
     Local(Box<Local>),
@@ -165,8 +170,8 @@ impl State {
     }
 }
 
-/// Sending side of a streaming call, shared by the service's [`Outbound`] and the connection. One per open
-/// stream.
+/// Sending side of a streaming call, which the service's [`Outbound`] and the connection share. Each open
+/// stream has one, so its size matters.
 pub(crate) struct Sending {
     state: RefCell<State>,
     /// Waker of the task that waits until the stream's buffer has space.
@@ -212,8 +217,8 @@ impl Sending {
         }
     }
 
-    /// Returns the bytes sent and queued; `None` for a call that has sent nothing yet or has no HTTP/2
-    /// stream.
+    /// Returns the numbers of bytes sent and queued on the stream; `None` for a call that has sent no head
+    /// yet or has no HTTP/2 stream.
     pub(crate) fn stream_bytes(&self) -> Option<StreamBytes> {
         match &*self.state.borrow() {
             State::Wire(responder) if responder.is_opened() => Some(responder.stream_bytes()),
@@ -255,7 +260,8 @@ impl Sending {
             }
             State::Wire(_) | State::Closed => None,
         };
-        // Dropping the charge releases the bytes of the message, which may wake the call.
+        // The charge (the message's memory reservation) is dropped only after the borrow of `state` has
+        // ended, because releasing its bytes wakes a task, which may use `state`.
         taken.map_or(Poll::Pending, |(message, _charge)| Poll::Ready(message))
     }
 
@@ -282,7 +288,7 @@ impl Sending {
 
     fn push(&self, message: Bytes, shared: bool) -> Result<(), TrySend> {
         self.open().map_err(|_| TrySend::Closed)?;
-        // Compression into memory does not fail; if it did, the message would be sent uncompressed.
+        // Compression into memory does not fail. If it did, the message would be sent uncompressed.
         let packed = match &*self.state.borrow() {
             State::Wire(responder) if self.gzip => {
                 responder.around().add_work(message.len());
@@ -318,15 +324,16 @@ impl Sending {
         Ok(())
     }
 
-    /// Returns true if the messages can be sent in one piece: the stream does not compress, the call has an
-    /// HTTP/2 stream, and each message is short enough.
+    /// Returns true if the messages can be sent as one payload: if the call has an HTTP/2 stream without
+    /// compression, and no message exceeds the length limit.
     fn takes_together(&self, messages: &Messages) -> bool {
         match &*self.state.borrow() {
             State::Wire(responder) if !self.gzip => {
                 messages.longest() <= responder.around().shard.options.answer_message_bytes_max
             }
             State::Wire(_) | State::Local(_) => false,
-            // Both ways of sending report that the call has ended.
+            // The value does not matter: sending together and sending one by one both report that the call
+            // has ended.
             State::Closed => true,
         }
     }
@@ -380,7 +387,8 @@ impl Sending {
     }
 }
 
-/// Memory in bytes that a message takes besides its content while it waits for a [`crate::LocalStream`].
+/// Memory in bytes that a message takes in addition to its content while it waits until a
+/// [`crate::LocalStream`] takes it.
 const MESSAGE_BYTES: usize = 128;
 
 #[cfg(test)]

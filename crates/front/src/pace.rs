@@ -1,5 +1,4 @@
-//! [`Pace`]: the limit on the work that a service does for one HTTP/1 connection before other connections
-//! have their turn.
+//! Limits the work that a service does for one HTTP/1 connection before other connections run: [`Pace`].
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -10,19 +9,19 @@ use accounting::Account;
 use crate::long_turns::{LONG_BYTES, Ticket};
 use crate::shard_state::ShardState;
 
-/// Limits the work of the service for one connection before other connections have their turn. The bytes that
-/// the service examines count as work, and so do the bytes of its answers. HTTP/2 connections follow the same
-/// rule.
+/// Limits the work that the service does for one HTTP/1 connection in a turn, after which other connections
+/// run. The bytes that the service examines count as work, and so do the bytes of its answers. The same rule
+/// holds for HTTP/2 connections ([`crate::context::TurnWork`]).
 pub(crate) struct Pace {
     account: Rc<Account>,
     shard: Rc<ShardState>,
     ticket: RefCell<Ticket>,
     /// Work done in this turn, in bytes.
     done: Cell<usize>,
-    /// Work in bytes after which other connections have their turn.
+    /// Limit for the work in this turn, in bytes.
     bytes_max: Cell<usize>,
-    /// True after a long turn, until the connection is granted another long turn. Meanwhile the service does
-    /// not continue.
+    /// True after the limit was reached, until the connection is granted a long turn. Until then the service
+    /// is not polled.
     waits: Cell<bool>,
 }
 
@@ -38,7 +37,7 @@ impl Pace {
         }
     }
 
-    /// Notes that other connections have had their turn.
+    /// Begins a turn: sets the work done to 0, because other connections have run since the last turn.
     pub(crate) fn begin_turn(&self) {
         self.begin_work(false);
     }
@@ -48,7 +47,8 @@ impl Pace {
         self.bytes_max.set(self.shard.long_turns.bytes_max(has_waited));
     }
 
-    /// Polls the service with `go_on`, unless other connections have their turn first.
+    /// Polls the service with `go_on`, or returns `Pending` if the connection must wait until other
+    /// connections have run.
     pub(crate) fn poll<T>(
         &self,
         cx: &mut Context<'_>,
@@ -68,7 +68,7 @@ impl Pace {
         polled
     }
 
-    /// Counts bytes of work.
+    /// Counts bytes of work. At the limit, makes the connection wait for a long turn.
     pub(crate) fn note(&self, bytes: usize) {
         self.done.set(self.done.get().saturating_add(bytes));
         if self.done.get() >= self.bytes_max.get() {

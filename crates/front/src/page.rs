@@ -1,7 +1,7 @@
-//! An HTTP/2 request that is not a gRPC call, as a state machine that a connection steps: [`Page`]. The
-//! answer is sent as the client's flow-control window opens. Bytes that were produced and not yet passed to
-//! the transport are charged to the connection. The next piece of an answer in pieces is produced only when
-//! the window is open. This module does not know paths.
+//! Runs an HTTP/2 request that is not a gRPC call, as a state machine that a connection steps: [`Page`]. The
+//! answer is sent as the client's flow-control window opens. Memory for bytes that were produced, but not
+//! passed to the transport yet, is reserved in the connection's memory account. The next chunk of an answer
+//! is produced only when the window is open. This module does not know paths.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -32,21 +32,22 @@ pub(crate) struct Page {
     /// True while the answer waits for the client to open its flow-control window.
     waits_for_window: bool,
     _stallable: Stallable,
-    /// Memory charge for the request and for the unsent part of the answer.
+    /// Memory reservation for the request and for the unsent part of the answer.
     charge: Charge,
-    /// Part of `charge` that is for the request, in bytes.
+    /// Bytes of `charge` that are for the request.
     base: usize,
 }
 
 enum State {
     /// The service is making the answer.
     Answering(LocalBoxFuture<Response<ResponseBody>>),
-    /// The answer is being sent; the bytes were produced and do not fit the client's window yet.
+    /// The answer is being sent: the body that is still to be produced, and bytes that were produced and are
+    /// not sent yet.
     Sending(ResponseBody, Bytes),
 }
 
-/// Converts a header list into an HTTP request head; `None` if its method, target or fields are not valid
-/// HTTP.
+/// Converts a header list into the head of an HTTP request; `None` if the method, the target or a field is
+/// not valid HTTP.
 fn parts(fields: &Fields) -> Option<Parts> {
     let mut uri = Uri::builder().path_and_query(PathAndQuery::try_from(fields.path()).ok()?);
     if let Some(authority) = fields.authority().filter(|authority| !authority.is_empty()) {
@@ -64,7 +65,7 @@ fn parts(fields: &Fields) -> Option<Parts> {
 }
 
 impl Page {
-    /// Begins a request; `None` if the request was refused.
+    /// Begins a request: passes it to the service. Returns `None` if the request was refused.
     pub(crate) fn begin(
         around: &Rc<ConnectionContext>,
         service: &Rc<dyn Service>,
@@ -85,8 +86,8 @@ impl Page {
         let is_head = head.method == Method::HEAD;
         let (stream, inbox) = RequestStream::new(around, responder.key());
         let body = RequestBody::http2(stream, Charge::new(&around.account), &around.shard);
-        // The service's value for an HTTP/2 connection is stored in the connection, so this slot is filled
-        // with a dummy.
+        // A dummy fills the place of the service's value, so that the service stores none here: the value for
+        // an HTTP/2 connection is stored in the connection.
         let kept: ConnectionValue = Rc::new(RefCell::new(Some(Box::new(()))));
         let (account, shard) = (around.account.clone(), around.shard.clone());
         let exchange = Exchange::new(head, body, around.origin.clone(), account, shard, kept);
@@ -119,7 +120,7 @@ impl Page {
                 Poll::Pending => return Some(self),
             };
             let (mut head, mut body) = answer.into_parts();
-            // HTTP/2 forbids these headers.
+            // These headers are removed, because HTTP/2 forbids them.
             for name in [CONNECTION, TRANSFER_ENCODING] {
                 head.headers.remove(name);
             }
@@ -136,8 +137,8 @@ impl Page {
             };
             around.add_work(made.len());
             self.charge.set(self.base + made.len());
-            // The connection's calls hold more than their limit, so the answer is discarded and replaced by
-            // status 503.
+            // If the memory limit for the connection's calls is reached or memory is short, a large answer is
+            // discarded and replaced by status 503.
             if made.len() > self.base && around.check_requests().is_err() {
                 self.responder.open_page(&empty(StatusCode::SERVICE_UNAVAILABLE), true);
                 return None;
@@ -158,13 +159,14 @@ impl Page {
         if !responder.is_open() {
             return None;
         }
-        // When the connection's answer buffer is full, each stream buffers at most one piece.
+        // If the connection's queued answers are at their limit, a stream queues another chunk only when
+        // nothing of it is queued.
         let queued_max = if around.has_room() { PIECE_BYTES } else { 1 };
         if responder.queued_bytes() >= queued_max {
             responder.want_room();
             return Some(self);
         }
-        // While no bytes are ready, one byte of window is enough for the body to be asked for its next piece.
+        // If no produced bytes are left, one byte of window suffices to ask the body for its next chunk.
         let room = responder.room().min(made.len().clamp(1, PIECE_BYTES));
         self.waits_for_window = room == 0;
         if room == 0 && !(made.is_empty() && is_over(body)) {
@@ -193,8 +195,8 @@ impl Page {
                     return None;
                 }
             }
-            // The window may be larger than the one byte that was requested, so the next step computes its
-            // size again.
+            // The produced bytes are sent in the next step, which computes again how many fit into the
+            // window: up to here only one byte was needed.
             cx.waker().wake_by_ref();
             return Some(self);
         }
@@ -223,7 +225,7 @@ impl Page {
     }
 }
 
-/// Returns true if the body produces no further bytes.
+/// Returns true if the body has no bytes to produce, because it was complete from the beginning.
 fn is_over(body: &ResponseBody) -> bool {
     matches!(body, ResponseBody::Whole(_))
 }

@@ -1,12 +1,12 @@
-//! Detection of clients that neither read nor send: [`Progress`] watches one counter, [`StreamProgress`] one
-//! stream among others.
+//! Detects clients that have stopped reading or sending: [`Progress`] watches one counter, [`StreamProgress`]
+//! one stream among the streams of a connection.
 
 use std::time::{Duration, Instant};
 
 use crate::Options;
 use crate::responder::StreamBytes;
 
-/// Detects whether a counter moves.
+/// Detects that a counter has not changed for some time.
 #[derive(Debug, Default)]
 pub(crate) struct Progress {
     seen: Option<(u64, Instant)>,
@@ -18,7 +18,7 @@ impl Progress {
         self.seen.is_some_and(|(seen, _)| seen == moved)
     }
 
-    /// Returns true if every check within the last `timeout` or longer saw the same counter value.
+    /// Returns true if the counter `moved` has had the same value in all checks for at least `timeout`.
     pub(crate) fn is_stalled(&mut self, moved: u64, now: Instant, timeout: Duration) -> bool {
         match self.seen {
             Some((seen, since)) if seen == moved => now.saturating_duration_since(since) >= timeout,
@@ -30,32 +30,34 @@ impl Progress {
     }
 }
 
-/// State of a connection while it checks for stalled streams.
+/// Input of a check for stalled streams: the state of the connection and of its client.
 pub(crate) struct StallCheck<'a> {
     pub(crate) now: Instant,
     pub(crate) options: &'a Options,
-    /// Answer bytes of the connection that are queued.
+    /// Number of answer bytes that are queued on all streams of the connection.
     pub(crate) queued: usize,
-    /// Total answer bytes of calls that the connection has sent.
+    /// Total number of answer bytes that the connection has ever sent.
     pub(crate) sent: u64,
     /// True if the client has read no byte of any answer for the stall timeout.
     pub(crate) stands_still: bool,
-    /// True if at some time since the last check the client was not read from.
+    /// True if reading from the client was suspended at some time since the last check.
     pub(crate) was_deaf: bool,
 }
 
-/// Detects a stalled stream. The client may be slow and may take other streams first.
+/// Detects a stalled stream. A stream does not count as stalled merely because the client is slow, or takes
+/// the data of other streams first.
 #[derive(Debug, Default)]
 pub(crate) struct StreamProgress {
     progress: Progress,
-    /// Value of the connection's counter of sent bytes at which everything has been sent that was queued on
-    /// other streams when this stream last made progress.
+    /// Value that [`StallCheck::sent`] reaches when all bytes have been sent that were queued on other
+    /// streams when this stream last made progress.
     due: u64,
 }
 
 impl StreamProgress {
-    /// Returns true if the stream has made no progress for the stall timeout, although in that time the bytes
-    /// queued on other streams were sent, or no stream of the connection made progress.
+    /// Returns true if the stream has made no progress for the stall timeout, and other streams are not the
+    /// reason: either the bytes that were queued on them have been sent in the meantime, or no stream made
+    /// progress.
     pub(crate) fn is_stalled(&mut self, stream: StreamBytes, check: &StallCheck<'_>) -> bool {
         if !self.progress.is_at(stream.sent) {
             self.due = check.sent + check.queued.saturating_sub(stream.queued) as u64;

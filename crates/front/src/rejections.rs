@@ -9,13 +9,13 @@ use crate::Rejection;
 const REPORTS_MAX: u64 = 10;
 const SPAN: Duration = Duration::from_secs(1);
 
-/// Rate-limited reporter of rejected connections. The limit is needed because clients decide how many there
-/// are.
+/// Reports rejected connections, at a limited rate. The limit is needed because clients decide how many
+/// connections are rejected.
 pub(crate) struct Rejections {
     callback: Arc<dyn Fn(&Rejection) + Send + Sync>,
     /// Rate-limit states: one for refusals, and one for clients that closed the connection themselves. They
-    /// are separate because port probes cause many closed connections, which matter less and must not
-    /// displace refusals.
+    /// are separate because port probes cause many connections of the second kind, which matter less and must
+    /// not keep refusals from being reported.
     states: Mutex<[State; 2]>,
 }
 

@@ -1,4 +1,4 @@
-//! Header lists of answers: [`Templates`], and the `grpc-message` encoding.
+//! Defines the header lists of answers ([`Templates`]), and encodes `grpc-message`.
 
 use std::borrow::Cow;
 use std::fmt::Write as _;
@@ -12,17 +12,17 @@ use http2::Template;
 const GRPC_STATUS: HeaderName = HeaderName::from_static("grpc-status");
 const GRPC_MESSAGE: HeaderName = HeaderName::from_static("grpc-message");
 
-/// Header lists that are sent often.
+/// Header lists that are sent often, prepared for encoding.
 pub(crate) struct Templates {
     /// Head of an answer with messages.
     pub(crate) opening: Template,
     /// Head of an answer with compressed messages.
     pub(crate) opening_packed: Template,
-    /// Trailers for each status code, without `grpc-message`.
+    /// Trailers, one list for each status code, without `grpc-message`.
     trailers: Vec<Template>,
-    /// Heads of answers that consist of a status only, for each status code, without `grpc-message`.
+    /// Heads of answers that consist of a status only, one for each status code, without `grpc-message`.
     refusals: Vec<Template>,
-    /// Empty list, for answers whose fields are all variable.
+    /// Empty list, for answers with only variable fields.
     pub(crate) nothing: Template,
 }
 
@@ -59,7 +59,7 @@ impl Templates {
         &self.trailers[Code::Ok as usize]
     }
 
-    /// Calls `send` with the trailers that end an answer.
+    /// Calls `send` with the trailers that end an answer with this result: a template, and additional fields.
     pub(crate) fn with_trailers<T>(
         &self,
         result: &Result<(), Status>,
@@ -74,7 +74,8 @@ impl Templates {
         }
     }
 
-    /// Calls `send` with the head of an answer that consists of a status only.
+    /// Calls `send` with the head of an answer that consists of a status only: a template, and additional
+    /// fields.
     pub(crate) fn with_refusal<T>(
         &self,
         http: StatusCode,
@@ -101,14 +102,14 @@ impl Templates {
     }
 }
 
-/// Returns the trailers that end an answer, for callers that send them by other means: `grpc-status`, and
-/// `grpc-message` for an error.
+/// Returns the trailers that end a gRPC answer, for callers that do not send them over HTTP/2: `grpc-status`,
+/// and `grpc-message` for an error.
 pub fn trailers(result: &Result<(), Status>) -> HeaderMap {
     let code = result.as_ref().err().map_or(Code::Ok, |status| status.code);
     let mut trailers = HeaderMap::with_capacity(2);
     trailers.insert(GRPC_STATUS, HeaderValue::from(code as u16));
     if let Err(status) = result
-        // The encoded text is visible ASCII and spaces, which a header value always takes.
+        // This never fails, because the encoded message consists of visible ASCII and spaces.
         && let Ok(message) = HeaderValue::from_str(&percent_encoded(&status.message))
     {
         trailers.insert(GRPC_MESSAGE, message);
@@ -116,7 +117,7 @@ pub fn trailers(result: &Result<(), Status>) -> HeaderMap {
     trailers
 }
 
-/// Fails with grpc-go's text if a message is too long to be sent.
+/// Fails with the same message as grpc-go if a message is too long to be sent.
 pub(crate) fn check_len(len: usize, bytes_max: usize) -> Result<(), Status> {
     if len > bytes_max {
         let text = format!("grpc: trying to send message larger than max ({len} vs. {bytes_max})");
@@ -125,7 +126,7 @@ pub(crate) fn check_len(len: usize, bytes_max: usize) -> Result<(), Status> {
     Ok(())
 }
 
-/// Encodes a `grpc-message` for HTTP/2. Leading and trailing spaces are encoded too, since an HTTP/2 field
+/// Encodes a `grpc-message` for HTTP/2. Leading and trailing spaces are also encoded, because an HTTP/2 field
 /// value cannot begin or end with a space.
 fn field_value(text: &str) -> Cow<'_, str> {
     let encoded = percent_encoded(text);
@@ -138,7 +139,7 @@ fn field_value(text: &str) -> Cow<'_, str> {
     Cow::Owned(["%20".repeat(leading), inner.to_owned(), "%20".repeat(trailing)].concat())
 }
 
-/// Encodes a `grpc-message`: every byte except visible ASCII without `%`, and spaces, becomes `%XX`.
+/// Encodes a `grpc-message`: each byte that is not a space or visible ASCII, and each `%`, becomes `%XX`.
 fn percent_encoded(text: &str) -> Cow<'_, str> {
     let plain = |byte: &u8| (b' '..=b'~').contains(byte) && *byte != b'%';
     if text.as_bytes().iter().all(plain) {
@@ -149,7 +150,7 @@ fn percent_encoded(text: &str) -> Cow<'_, str> {
         if plain(byte) {
             encoded.push(char::from(*byte));
         } else {
-            // Writing to a string cannot fail.
+            // The result is ignored, because writing to a string cannot fail.
             let _ = write!(encoded, "%{byte:02X}");
         }
     }

@@ -1,5 +1,6 @@
-//! Sending half of a request's stream: [`Responder`] sends heads, messages and trailers, and resets the
-//! stream when it is dropped before its end. This module does not know calls.
+//! Implements the sending half of a request's HTTP/2 stream: [`Responder`] sends heads, messages and
+//! trailers, and resets the stream if it is dropped before the answer is complete. This module does not know
+//! calls.
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -14,15 +15,15 @@ use crate::context::ConnectionContext;
 use crate::messages::Messages;
 use crate::reply::{Field, TEMPLATES};
 
-/// Bytes of a big answer that are produced and queued before other calls have their turn.
+/// Maximum size in bytes of a chunk of a large answer, after which other calls run.
 pub(crate) const PIECE_BYTES: usize = 64 * 1024;
 
-/// Bytes that a stream has sent and has queued, for detecting stalled streams.
+/// Numbers of bytes that a stream has sent and has queued, for detecting stalled streams.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct StreamBytes {
-    /// Total bytes ever sent.
+    /// Total number of bytes ever sent on the stream.
     pub(crate) sent: u64,
-    /// Bytes that are queued.
+    /// Number of bytes that are queued on the stream.
     pub(crate) queued: usize,
 }
 
@@ -63,25 +64,27 @@ impl Responder {
         self.is_opened.get()
     }
 
-    /// Sends a part of the answer. Returns false if the stream has ended.
+    /// Sends or queues a part of the answer. Returns false if the stream has ended.
     pub(crate) fn send(&self, payload: Payload) -> bool {
         let sent = self.around.http2.borrow_mut().send_data(self.key, payload, false);
         self.around.charge_waiting();
         sent.is_ok()
     }
 
-    /// Sends a message that is already charged to the budget because several streams share it.
+    /// Sends or queues a message that several streams share and whose memory is already reserved in the
+    /// budget. Returns false if the stream has ended.
     pub(crate) fn send_shared(&self, message: Bytes) -> bool {
         let leaves = self.around.http2.borrow().sends_at_once(self.key, message.len() + 5);
         let message = if leaves { message } else { self.around.account.wait_for(message) };
         self.send(Payload::message(message, false).shared())
     }
 
-    /// Sends messages with their prefixes. Returns false if the stream has ended.
+    /// Sends or queues several messages as one payload. Returns false if the stream has ended.
     pub(crate) fn send_messages(&self, messages: Messages) -> bool {
         let sent = self.around.http2.borrow_mut().try_send_short(self.key, messages.as_slice());
         match sent {
-            // No byte was queued, so there is nothing to charge.
+            // The messages went into the output and none was queued in the stream, so no memory need be
+            // reserved for them.
             Ok(true) => true,
             Ok(false) => self.send(Payload::from(messages.into_bytes())),
             Err(_) => false,
@@ -95,7 +98,7 @@ impl Responder {
             let mut http2 = self.around.http2.borrow_mut();
             let templates = &*TEMPLATES;
             let (head, payload) = (templates.opening(packed), Payload::message(message, packed));
-            // An error means that the stream has ended; then no answer is needed.
+            // The error is ignored: it means that the stream has ended, so that no answer is needed.
             let _ = http2.send_response(self.key, head, payload, templates.good_end());
             if http2.queued_pieces() == 0 {
                 return;
@@ -104,7 +107,7 @@ impl Responder {
         self.around.charge_waiting();
     }
 
-    /// Ends an answer whose head was sent, with its status.
+    /// Ends an answer whose head was sent: sends the trailers with the status.
     pub(crate) fn finish(mut self, result: &Result<(), Status>) {
         self.is_done = true;
         TEMPLATES.with_trailers(result, |trailers, more| {
@@ -121,10 +124,11 @@ impl Responder {
         });
     }
 
-    /// Sends the head of a page. `end` means that no body follows. Returns false if the stream has ended.
+    /// Sends the head of a page's answer. `end` is true if no body follows. Returns false if the stream has
+    /// ended.
     pub(crate) fn open_page(&mut self, head: &Parts, end: bool) -> bool {
         let mut fields: Vec<Field<'_>> = vec![(b":status", head.status.as_str().as_bytes())];
-        // HTTP/1 allows white space around a header value and gives it no meaning; HTTP/2 forbids it.
+        // White space around values is removed: HTTP/1 allows it and gives it no meaning, HTTP/2 forbids it.
         fields.extend(
             head.headers
                 .iter()
@@ -150,7 +154,7 @@ impl Responder {
         self.around.charge_waiting();
     }
 
-    /// Ignores the error of a stream that has ended. Any other error is a bug, which debug builds assert.
+    /// Ignores the error that a stream has ended. Any other error is a bug, for which debug builds panic.
     fn ignore_end(&self, sent: Result<(), SendError>) {
         debug_assert!(!matches!(sent, Err(SendError::NoHead | SendError::Invalid(_))), "{sent:?}");
     }
@@ -170,12 +174,13 @@ impl Responder {
         stream_bytes(&self.around.http2.borrow(), self.key)
     }
 
-    /// Returns the number of bytes that the client's window and the connection's output accept now.
+    /// Returns the number of bytes that can be sent on the stream now, within the client's flow-control
+    /// windows and the limit of the connection's output.
     pub(crate) fn room(&self) -> usize {
         self.around.http2.borrow().room(self.key)
     }
 
-    /// Requests that the call is woken when nothing of its answer is queued and the window is open.
+    /// Requests that the call be stepped again when nothing of its answer is queued and the window is open.
     pub(crate) fn want_room(&self) {
         self.around.http2.borrow_mut().want_room(self.key);
     }

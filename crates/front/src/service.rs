@@ -18,7 +18,7 @@ use crate::outbound::Outbound;
 /// Boxed future that stays on its shard's thread.
 pub type LocalBoxFuture<T> = Pin<Box<dyn Future<Output = T>>>;
 
-/// Number of messages in each direction.
+/// Number of messages of a call in each direction.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// One request, one answer.
@@ -35,7 +35,7 @@ pub struct Method {
     /// Number that the service gives the method, below [`crate::Options::methods`]; counters are indexed by
     /// it.
     pub id: u16,
-    /// Number of messages in each direction.
+    /// Number of messages of a call in each direction.
     pub kind: Kind,
 }
 
@@ -51,32 +51,32 @@ impl From<Rpc> for Method {
     }
 }
 
-/// Yields the next part of a big answer, with at most the requested number of bytes; `None` at the end. The
-/// parts together must have exactly the announced length. After `Pending`, the source is called again once
-/// its waker was woken, perhaps with another number of bytes.
+/// Returns the next chunk of a large answer, of at most the requested number of bytes; `None` at the end. The
+/// chunks together must have exactly the announced length. After `Pending`, the source is called again once
+/// its waker was woken, possibly with another number of bytes.
 pub type PieceSource = Box<dyn FnMut(usize, &mut Context<'_>) -> Poll<Result<Option<Bytes>, Status>>>;
 
 /// Answer message of a unary call.
 pub enum Answer {
-    /// Complete message, without gRPC's five-byte prefix. It is sent without being copied behind the prefix.
+    /// Complete message, without gRPC's five-byte prefix. It is sent without being copied.
     Whole(Bytes),
-    /// Big message that is produced in parts while the client's window opens; other calls run between parts.
-    /// Never compressed.
+    /// Large message that is produced in chunks, as the client's window opens; other calls run between the
+    /// chunks. Never compressed.
     Pieces {
         /// Length of the whole message in bytes.
         len: usize,
-        /// First bytes of the message, for logging of answers: the bytes known before the first part is
-        /// produced, which may be none. The parts contain these bytes too.
+        /// First bytes of the message, for logs of answers: those that are known before the first chunk is
+        /// produced, possibly none. The chunks contain these bytes as well.
         beginning: Box<[u8]>,
-        /// Produces the parts.
+        /// Produces the chunks.
         source: PieceSource,
-        /// Bytes that the source holds now; a few hundred bytes may be left out of the count. They are
-        /// charged to the client.
+        /// Memory that the source holds now, in bytes, which the front reserves in the memory account of the
+        /// client's connection. The number may be too low by a few hundred bytes.
         held: Rc<Cell<usize>>,
     },
 }
 
-/// Way in which a unary call is answered.
+/// Result of starting a unary call: the answer, or a future.
 pub enum Unary {
     /// Answered immediately, inside the connection's turn, which is the cheapest way.
     Done(Result<Answer, Status>),
@@ -84,23 +84,23 @@ pub enum Unary {
     Later(LocalBoxFuture<Result<Answer, Status>>),
 }
 
-/// The service that answers calls. There is one per shard, and it never leaves that shard's thread.
+/// Answers the calls of clients. Each shard has one service, which never leaves that shard's thread.
 pub trait Service: 'static {
     /// Returns the method at a path such as `/etcdserverpb.KV/Range`; `None` if there is no such method.
     fn method(&self, path: &str) -> Option<Method>;
 
     /// Returns true if a gRPC service of this name (such as `etcdserverpb.KV`) exists. The result selects
-    /// between two error texts for an unknown path.
+    /// between two error messages for an unknown path.
     fn has_service(&self, name: &str) -> bool;
 
-    /// Returns true if unary calls of a method may be delayed a little in favour of other calls. Connections
-    /// whose clients make only such calls are throttled while other calls arrive.
+    /// Returns true if unary calls of a method may be delayed a little in favour of other calls. A connection
+    /// whose open calls are all such calls is throttled while other calls arrive.
     fn may_wait(&self, _method: u16) -> bool {
         false
     }
 
-    /// Called when a connection begins to speak HTTP/2. The returned value is dropped when the connection
-    /// ends.
+    /// Notifies the service that an HTTP/2 connection begins. The returned value is dropped when the
+    /// connection ends, which notifies the service of the end.
     fn connected(&self, _from: &Origin) -> Option<Box<dyn Any>> {
         None
     }
@@ -114,7 +114,8 @@ pub trait Service: 'static {
         api::error::TOO_MANY_REQUESTS
     }
 
-    /// Answers a streaming call of either kind; the call ends when the future resolves.
+    /// Answers a streaming call ([`Kind::ServerStream`] or [`Kind::Bidi`]), which ends when the future
+    /// resolves.
     fn stream(
         self: Rc<Self>,
         head: Head,

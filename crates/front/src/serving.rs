@@ -1,4 +1,5 @@
-//! Task of an HTTP/2 connection: [`serve`] runs the turns of a connection until it ends, and closes it then.
+//! Implements the task of an HTTP/2 connection: [`serve`] runs the turns of the connection until it ends, and
+//! then closes it.
 
 use std::any::Any;
 use std::future::{Future, poll_fn};
@@ -16,10 +17,12 @@ use crate::shard_state::ShardState;
 use crate::socket::{Socket, Transport};
 use crate::{LocalBoxFuture, Service};
 
-/// Time for which a closed connection still reads, so that its last frame reaches the client.
+/// Maximum time for which a connection that has ended still writes its last frames, and discards what the
+/// client sends, so that these frames reach the client.
 const LINGER: Duration = Duration::from_secs(1);
 
-/// Serves a connection that has sent the HTTP/2 preface until it ends. `kept` is dropped at the end.
+/// Serves a connection whose client has sent the HTTP/2 preface, until it ends. `kept` is dropped when the
+/// connection has ended.
 pub(crate) fn serve<S: Transport + 'static, K: Unpin + 'static>(
     begun: NewConnection<S>,
     shard: Rc<ShardState>,
@@ -32,7 +35,7 @@ pub(crate) fn serve<S: Transport + 'static, K: Unpin + 'static>(
     Serving(Stage::Open(Open { connection, socket, presence, kept }))
 }
 
-/// Future that serves a connection.
+/// Future that serves one HTTP/2 connection.
 ///
 /// Hand-written, because it makes up most of the memory of an idle connection: the connection and its socket
 /// are stored in the task itself, and the state for closing is allocated only when the connection ends.
@@ -74,12 +77,13 @@ impl<S: Transport + 'static, K: Unpin + 'static> Future for Serving<S, K> {
 async fn leave<S: Transport, K>(open: Open<S, K>, result: io::Result<()>) -> io::Result<()> {
     let Open { mut connection, mut socket, presence: _presence, kept: _kept } = open;
     let around = connection.around.clone();
-    // The turnstile spreads over time the work of thousands of connections that end at once. A connection
-    // that is closed to free memory does not wait.
+    // Waits at the turnstile, which spreads over time the work of thousands of connections that end at the
+    // same time. A connection that is closed to free memory does not wait.
     let pass = std::mem::take(&mut connection.pass);
     let through = pass.through(&around.shard.turnstile, around.origin.peer.ip());
     race(poll_fn(|cx| around.account.poll_doomed(cx)), through).await;
-    // Ended in portions, because a client decides how many calls are open.
+    // The calls are dropped in batches, between which other connections run, because a client decides how
+    // many calls are open.
     let mut from = Some(0);
     while let Some(slot) = from {
         from = connection.forget_some(slot);
@@ -89,7 +93,8 @@ async fn leave<S: Transport, K>(open: Open<S, K>, result: io::Result<()>) -> io:
     }
     let _secured = connection.secured.take();
     drop(connection);
-    // Only the last frames are still queued; their charge is updated.
+    // Lowers the connection's memory reservation: its calls were dropped, and only the last frames are still
+    // queued.
     around.charge_waiting();
     around.account.set_buffers(socket.buffer_bytes() + around.memory_bytes());
     if result.is_ok() {
@@ -98,7 +103,7 @@ async fn leave<S: Transport, K>(open: Open<S, K>, result: io::Result<()>) -> io:
             poll_fn(|cx| socket.poll_close(cx)).await?;
             poll_fn(|cx| socket.poll_discard(cx)).await
         };
-        // A timeout or an error is ignored: the connection has ended. Few connections linger at a time.
+        // A timeout or an error is ignored, because the connection has ended anyway.
         let _ = tokio::time::timeout(LINGER, lingering).await;
     }
     result

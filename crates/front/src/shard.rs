@@ -1,6 +1,6 @@
-//! A shard: one thread with its own runtime, the connections that live on it, and their service. [`run`] is
-//! the body of the thread. The `acceptor` accepts connections, and no call ever leaves the thread of its
-//! shard.
+//! Runs a shard: one thread with its own runtime, the connections that live on it, and their service. [`run`]
+//! is the body of the thread. Another thread accepts the connections (`acceptor`). No call ever leaves the
+//! thread of its shard.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -34,7 +34,7 @@ pub struct ShardId(pub usize);
 /// Data about a shard, passed to [`crate::MakeService`].
 #[derive(Clone, Debug)]
 pub struct Shard {
-    /// Number of the shard.
+    /// Index of the shard.
     pub id: ShardId,
     /// Signal of the front's shutdown.
     pub closing: Closing,
@@ -42,15 +42,16 @@ pub struct Shard {
     pub counters: Arc<ShardCounters>,
 }
 
-/// Inputs and outputs of the shard's certificate checks.
+/// Inputs and outputs of a shard's repeated checks of its clients' certificates.
 pub(crate) struct Certificates {
-    /// Number of TLS reloads.
+    /// Changes whenever TLS files were reloaded, after which the certificates are checked.
     pub(crate) reloads: watch::Receiver<u64>,
     pub(crate) rejections: Arc<Rejections>,
 }
 
-/// Runs a shard's thread. It serves the connections from `handed` until all of them have closed after a
-/// shutdown began, or until they must be closed immediately. `counters` are the counters of all shards.
+/// Serves the connections that arrive through `handed`, as the body of a shard's thread. Returns when all
+/// connections have closed after a shutdown began, or when they must be closed immediately. `counters` are
+/// the counters of all shards.
 pub(crate) async fn run(
     shard: Shard,
     options: Arc<Options>,
@@ -76,7 +77,7 @@ pub(crate) async fn run(
         turnstile: Turnstile::new(may_wait, counters),
         long_turns: LongTurns::default(),
     });
-    // Detached: the task ends with the shard.
+    // The tasks are detached, because they end with the shard.
     let (admissions, every) = (state.admissions.clone(), state.options.certificates_checked_every);
     drop(tokio::task::spawn_local(async move { admissions.watch(every, certificates.reloads).await }));
     let keeper = state.clone();
@@ -89,12 +90,12 @@ pub(crate) async fn run(
     let (open, mut all_closed) = mpsc::channel::<()>(1);
     let serving = async {
         while let First::Right(Some(handed)) = race(closing.begun(), handed.recv()).await {
-            // On the heap: a task is as large as its largest state, and thousands of tasks may wait for their
-            // turn.
+            // Boxed to keep the task small: a task is as large as its largest state, and thousands of tasks
+            // may wait at the turnstile.
             let handed = Box::new(handed);
             let (state, service, open) = (state.clone(), service.clone(), open.clone());
             let closing = shard.closing.clone();
-            // Detached: the connection ends by itself or with the shard.
+            // The task is detached, because it ends by itself or with the shard.
             drop(tokio::task::spawn_local(async move {
                 Box::pin(Pass::default().through(&state.turnstile, handed.origin.peer.ip())).await;
                 let ConnectionTransfer { stream, origin, tls, slot } = *handed;
@@ -103,7 +104,8 @@ pub(crate) async fn run(
                     let (wire, admission) = match tls.map(|tls| *tls) {
                         None => (Wire::Plain(stream), None),
                         Some(TlsState { connection: tls, records, admission }) => {
-                            // HTTP messages carry their own length.
+                            // The client may end the TLS connection without `close_notify`, because HTTP
+                            // messages carry their own length.
                             let pool = state.pool.clone();
                             let stream = TlsStream::new(stream, tls, records, pool, Ending::Any);
                             (Wire::Tls(Box::new(stream)), Some(admission))
@@ -113,7 +115,7 @@ pub(crate) async fn run(
                         Box::pin(begin(wire, origin, admission, state.clone(), closing.clone())).await;
                     match begun {
                         Ok(Some(begun)) if begun.speaks_h2 => {
-                            // Spawned as a separate task, so that the memory used while waiting for the first
+                            // Served by a new task, so that the larger task that has waited for the first
                             // bytes is freed.
                             let serving = serving::serve(begun, state, service, (slot, open));
                             drop(tokio::task::spawn_local(serving));
@@ -134,13 +136,14 @@ pub(crate) async fn run(
         // Connections that were handed over and have not begun are dropped, which closes them.
         handed.close();
         while handed.try_recv().is_ok() {}
-        // No value is ever sent; this waits until all senders are dropped.
+        // Waits until all connections have dropped their senders; no value is ever sent.
         let _ = all_closed.recv().await;
     };
     race(serving, killed.immediate()).await;
 }
 
-/// Serves a connection of either protocol until it ends.
+/// Serves one connection, HTTP/2 or HTTP/1, until it ends. For connections that no shard serves, as in
+/// fuzzing.
 pub(crate) async fn serve<S: Transport + 'static>(
     wire: Wire<S>,
     origin: Origin,

@@ -1,5 +1,5 @@
-//! Channels to the shards: [`ShardChannels`] gives each connection to the shard with the fewest, and counts the open
-//! connections of each client address.
+//! Distributes connections over the shards: [`ShardChannels`] gives each connection to the shard with the
+//! fewest connections, and counts the open connections of each client address.
 
 use std::collections::HashMap;
 use std::collections::hash_map::Entry;
@@ -61,7 +61,7 @@ impl Drop for OpenSlot {
     }
 }
 
-/// Open connections of each address; an IPv6 network of 64 bits counts as one.
+/// Number of open connections of each client address. An IPv6 network of 64 bits counts as one address.
 #[derive(Default)]
 pub(crate) struct Addresses(Mutex<HashMap<IpAddr, usize>>);
 
@@ -80,7 +80,8 @@ impl Addresses {
     }
 }
 
-/// Channels to the shards, with the counters of each, and the open connections of each client address.
+/// Channels to the shards, with the counters of each shard, and the number of open connections of each client
+/// address.
 pub(crate) struct ShardChannels {
     shards: Vec<(UnboundedSender<ConnectionTransfer>, Arc<ShardCounters>)>,
     pub(crate) addresses: Arc<Addresses>,
@@ -98,7 +99,8 @@ impl ShardChannels {
         self.shards.iter().map(|(_, counters)| counters.connections.load(Relaxed)).sum()
     }
 
-    /// Gives a connection to the shard with the fewest connections; shards that wait for a disk come last.
+    /// Gives a connection to the shard with the fewest connections. Shards that are blocked, for example by a
+    /// disk, are used only if all shards are blocked.
     pub(crate) fn give(&self, stream: Detached, origin: Origin, tls: Option<Box<TlsState>>) {
         let load = |counters: &ShardCounters| {
             (counters.stands_still.load(Relaxed), counters.connections.load(Relaxed))
@@ -106,8 +108,8 @@ impl ShardChannels {
         let fewest = self.shards.iter().min_by_key(|(_, counters)| load(counters));
         if let Some((shard, counters)) = fewest {
             let slot = OpenSlot::new(counters, &self.addresses, origin.peer.ip());
-            // `send` fails only when the shard is closing. The connection is then dropped, which closes
-            // it.
+            // The error is ignored: `send` fails only if the shard is closing, and the connection is then
+            // dropped, which closes it.
             let _ = shard.send(ConnectionTransfer { stream, origin, tls, slot });
         }
     }

@@ -1,4 +1,4 @@
-//! [`ShardState`]: the state that the connections of one shard share.
+//! Defines the state that the connections of one shard share: [`ShardState`].
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -23,15 +23,16 @@ pub(crate) struct ShardState {
     pub(crate) counters: Arc<ShardCounters>,
     pub(crate) pool: Rc<BufferPool>,
     pub(crate) closing: Cell<bool>,
-    /// Wakers of all connections, for the clock and for the beginning of the shutdown.
+    /// Wakers of all HTTP/2 connections: the clock wakes each at its alarm, and the beginning of a shutdown
+    /// wakes all.
     pub(crate) connections: RefCell<Slab<Waker>>,
     /// Alarms of the connections.
     pub(crate) clock: Clock,
     /// Connections that TLS has admitted.
     pub(crate) admissions: Rc<Admissions>,
-    /// Throttle for work that may wait.
+    /// Throttle for work that may wait: connections that begin, end or only log in.
     pub(crate) turnstile: Turnstile,
-    /// Queue of connections whose next turn is long.
+    /// Queue of the connections whose next turn takes long.
     pub(crate) long_turns: LongTurns,
 }
 

@@ -1,7 +1,7 @@
-//! The byte stream under a connection: [`Socket`] reads large blocks into buffers that the shard's
-//! connections share. A socket writes the output that HTTP/2 has gathered in a turn, and gathers HTTP/1
-//! writes until they are flushed. The layer below the socket is a [`Wire`]: any [`Transport`], with TLS or
-//! without.
+//! Implements the byte stream under a connection: [`Socket`] reads large blocks into buffers from a pool that
+//! the shard's connections share. It writes the output that HTTP/2 has gathered in a turn, and gathers the
+//! writes of HTTP/1 until they are flushed. The layer below the socket is a [`Wire`]: any [`Transport`], with
+//! TLS or without.
 
 use std::cell::RefCell;
 use std::io::{self, IoSlice};
@@ -13,18 +13,19 @@ use http2::{Output, PREFACE};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use transport::{BUFFER_BYTES, BufferPool, Buffers as _, Filled};
 
-/// Bytes that one round of a connection may take from the client.
+/// Bytes that an HTTP/2 connection may take from its client in one round, and that an HTTP/1 connection may
+/// read and write before other connections run.
 pub(crate) const ALLOWANCE_BYTES: usize = BUFFER_BYTES;
 
-/// Maximum number of pieces in one vectored write.
+/// Maximum number of slices in one vectored write.
 const PIECES_MAX: usize = 64;
 
-/// Byte stream of a connection, whose buffers are those of its shard.
+/// Byte stream of a connection, with or without TLS, whose buffers come from the pool of its shard.
 pub(crate) type Wire<S> = transport::Wire<S, Rc<BufferPool>>;
 
-/// Any byte stream under a connection. Its poll functions must wake the task only when the stream becomes
-/// ready, and not to be polled again: after a pending read, a connection does not read again in the same turn
-/// (see `Socket::drained`).
+/// Any byte stream under a connection. Its poll functions must wake the task only when the stream has become
+/// ready, and not merely to be polled again: after a pending read, a connection does not read again in the
+/// same turn (see `Socket::drained`).
 pub(crate) trait Transport: AsyncRead + AsyncWrite + Unpin {}
 impl<T: AsyncRead + AsyncWrite + Unpin> Transport for T {}
 
@@ -36,9 +37,10 @@ pub(crate) struct Socket<S> {
     input: Option<Filled>,
     /// State for HTTP/1; `None` until the connection speaks HTTP/1.
     http1: Option<Box<Http1>>,
-    /// True if the last read in this turn was pending: the stream wakes the connection when more arrives.
+    /// True if the last read in this turn was pending. If so, the turn does not read again; the stream wakes
+    /// the connection when more bytes arrive.
     drained: bool,
-    /// Received bytes, wrapping: only a change of the value matters.
+    /// Number of received bytes, modulo 2^32: only a change of the value matters.
     received_bytes: u32,
 }
 
@@ -47,9 +49,9 @@ pub(crate) struct Socket<S> {
 struct Http1 {
     /// Bytes that were written by hyper and not sent yet.
     output: Option<Filled>,
-    /// Total bytes handed to the kernel.
+    /// Total number of bytes of HTTP/1 that the kernel has accepted.
     sent_bytes: u64,
-    /// Bytes that may be read or sent before other connections have their turn.
+    /// Number of bytes that may still be read or sent before other connections run.
     allowance: usize,
 }
 
@@ -64,22 +66,24 @@ impl<S: Transport> Socket<S> {
         Socket { stream, pool, input: None, http1: None, drained: false, received_bytes: 0 }
     }
 
-    /// Begins a turn of HTTP/2: the stream may be read again.
+    /// Begins a turn of an HTTP/2 connection, in which the stream may be read again.
     pub(crate) fn begin_turn(&mut self) {
         self.drained = false;
     }
 
-    /// Returns true if HTTP/1 has read and written its allowance and other connections must have their turn.
+    /// Returns true if HTTP/1 has used up its allowance, so that it must not read or write until other
+    /// connections have run.
     pub(crate) fn is_allowance_spent(&self) -> bool {
         self.http1.as_ref().is_some_and(|http1| http1.allowance == 0)
     }
 
-    /// Renews the allowance of HTTP/1 after other connections had their turn.
+    /// Renews the allowance of HTTP/1 after other connections have run.
     pub(crate) fn renew_allowance(&mut self) {
         self.http1.get_or_insert_default().allowance = ALLOWANCE_BYTES;
     }
 
-    /// Returns true if input was read and not used, or a TLS record has arrived in part.
+    /// Returns true if there is incomplete input: bytes that were read but not used yet, or a part of a TLS
+    /// record.
     pub(crate) fn is_amid(&self) -> bool {
         self.input.is_some() || self.stream.is_amid_record()
     }
@@ -89,12 +93,12 @@ impl<S: Transport> Socket<S> {
         self.stream.has_agreed_on_h2()
     }
 
-    /// Returns a number that changes when bytes arrive from the client, with TLS also for a part of a record.
+    /// Returns a number that changes whenever bytes arrive from the client, including a part of a TLS record.
     pub(crate) fn received_bytes(&self) -> u64 {
         u64::from(self.received_bytes) + self.stream.record_bytes()
     }
 
-    /// Returns the bytes of the buffers held now.
+    /// Returns the size in bytes of the buffers that the socket holds now.
     pub(crate) fn buffer_bytes(&self) -> usize {
         BUFFER_BYTES * (usize::from(self.input.is_some()) + usize::from(self.has_unsent()))
             + self.stream.held_bytes()
@@ -115,8 +119,8 @@ impl<S: Transport> Socket<S> {
         }
     }
 
-    /// Reads available bytes and appends them to the unused bytes, of which there must be less than a frame.
-    /// Returns the cost in bytes of the round's allowance; 0 at the end of the stream.
+    /// Reads available bytes and appends them to the unused ones, which must be less than a complete frame.
+    /// Returns the cost of the read, in bytes of the round's allowance; 0 at the end of the stream.
     pub(crate) fn poll_fill(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<usize>> {
         if self.drained {
             return Poll::Pending;
@@ -139,7 +143,8 @@ impl<S: Transport> Socket<S> {
         self.drained = polled.is_pending();
         ready!(polled)?;
         self.received_bytes = self.received_bytes.wrapping_add(n as u32);
-        // Decryption costs time that the number of bytes does not show.
+        // The cost includes a surplus for decryption, which can take longer than the number of bytes
+        // suggests.
         Poll::Ready(Ok(if n == 0 { 0 } else { n + self.stream.take_surplus() }))
     }
 
@@ -147,7 +152,8 @@ impl<S: Transport> Socket<S> {
     pub(crate) fn poll_write(&mut self, cx: &mut Context<'_>, output: &mut Output) -> Poll<io::Result<()>> {
         while !output.is_empty() {
             let stream = Pin::new(&mut self.stream);
-            // A plain write is cheaper in the kernel than a vectored write, and most outputs have one piece.
+            // Most outputs consist of one slice. It is written with a plain write, which is cheaper in the
+            // kernel than a vectored one.
             let n = if let Some(only) = output.only() {
                 ready!(stream.poll_write(cx, only))?
             } else {
@@ -163,7 +169,7 @@ impl<S: Transport> Socket<S> {
         Poll::Ready(Ok(()))
     }
 
-    /// Waits until the first bytes show the protocol: true for HTTP/2. The bytes stay unread.
+    /// Waits until the first bytes show whether the client speaks HTTP/2. The bytes stay unread.
     pub(crate) fn poll_speaks_h2(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<bool>> {
         loop {
             if let Some(input) = &self.input {
@@ -194,7 +200,7 @@ impl<S: Transport> Socket<S> {
         }
     }
 
-    /// Returns true if bytes of HTTP/1 wait to be sent.
+    /// Returns true if gathered bytes of HTTP/1 are waiting to be sent.
     pub(crate) fn has_unsent(&self) -> bool {
         self.output().is_some()
     }
@@ -207,7 +213,7 @@ impl<S: Transport> Socket<S> {
         self.output().is_some_and(|output| output.end == output.buffer.len())
     }
 
-    /// Returns the total bytes of HTTP/1 handed to the kernel.
+    /// Returns the total number of bytes of HTTP/1 that the kernel has accepted.
     pub(crate) fn sent_bytes(&self) -> u64 {
         self.http1.as_ref().map_or(0, |http1| http1.sent_bytes)
     }
@@ -267,7 +273,8 @@ impl<S: Transport> Socket<S> {
                 self.pool.give(buffer);
                 return polled;
             }
-            // Decryption costs time that the number of bytes does not show.
+            // The cost includes a surplus for decryption, which can take longer than the number of bytes
+            // suggests.
             let http1 = self.http1.get_or_insert_default();
             http1.allowance = http1.allowance.saturating_sub(self.stream.take_surplus());
             self.input = Some(Filled::new(buffer, end));
@@ -281,8 +288,9 @@ impl<S: Transport> Socket<S> {
         Poll::Ready(Ok(()))
     }
 
-    /// Reads and discards; becomes ready at the end of the stream. Used after the last frame was sent: unread
-    /// bytes would make the kernel send a reset, which could destroy that frame in flight.
+    /// Reads and discards; becomes ready at the end of the stream. Used after the last frame was sent: if the
+    /// socket were closed with unread bytes, the kernel would send a reset, and the client could lose that
+    /// frame.
     pub(crate) fn poll_discard(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         let mut buffer = self.pool.take();
         let result = loop {
@@ -296,7 +304,7 @@ impl<S: Transport> Socket<S> {
         result
     }
 
-    /// Sends the gathered bytes and closes the writing half.
+    /// Sends the gathered bytes of HTTP/1 and closes the writing half of the stream.
     pub(crate) fn poll_close(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         ready!(self.poll_send(cx))?;
         Pin::new(&mut self.stream).poll_shutdown(cx)

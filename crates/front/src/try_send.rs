@@ -5,7 +5,7 @@ use bytes::Bytes;
 #[derive(Debug)]
 pub enum TrySend<M = Bytes> {
     /// The stream's buffer is full, or this turn has compressed as many messages as it may. Contains the
-    /// message that was not queued; if several were given, all that were not queued.
+    /// message or messages that were not queued.
     Full(M),
     /// The message exceeds the size limit; the call should end with this status.
     TooLong(Status),

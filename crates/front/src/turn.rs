@@ -4,12 +4,12 @@ use std::task::{Wake, Waker};
 
 /// Set of calls that must be polled in the next turn of a connection.
 ///
-/// The connection's task is woken only once, however many calls became ready. If a call becomes ready during
-/// the connection's own turn, the task is not woken at all, because the turn checks for ready calls before it
-/// ends.
+/// The connection's task is woken only once between two turns, however many calls become ready. If a call
+/// becomes ready during a turn, the task is not woken at all, because the turn checks for ready calls before
+/// it ends.
 #[derive(Debug)]
 pub(crate) struct Turn {
-    /// True if the transport must be polled.
+    /// True if the transport was woken since it was last polled.
     transport: AtomicBool,
     /// True if the task is running or was already woken.
     awake: AtomicBool,
@@ -18,8 +18,8 @@ pub(crate) struct Turn {
 
 #[derive(Debug, Default)]
 struct Queue {
-    /// Slots of calls to poll. A slot may occur twice, and may belong to a newer call by now. Boxed so that
-    /// an idle connection can drop it.
+    /// Slots of calls to poll. A slot may occur twice, and may belong to a newer call by now, which is then
+    /// polled unnecessarily. `None` for an idle connection, to save memory.
     #[expect(clippy::box_collection, reason = "an idle connection has two words less")]
     ready: Option<Box<Vec<u32>>>,
     task: Option<Waker>,
@@ -66,9 +66,9 @@ impl Turn {
         if queue.ready.as_ref().is_some_and(|ready| !ready.is_empty()) || self.transport.load(SeqCst) {
             return false;
         }
-        // A transport wake from another thread stores `transport` first and reads `awake` second. This code
-        // uses the opposite order: it stores `awake` first and reads `transport` second. So at least one of
-        // the two threads sees the store of the other.
+        // No wake-up is lost between this function and a wake of the transport from another thread: the other
+        // thread stores `transport` and then reads `awake`, and this code stores `awake` and then reads
+        // `transport`. So at least one of the two threads sees the store of the other.
         self.awake.store(false, SeqCst);
         if self.transport.load(SeqCst) {
             self.awake.store(true, SeqCst);
@@ -77,19 +77,19 @@ impl Turn {
         true
     }
 
-    /// Suppresses wakes of the task by calls and the transport, because the task is certain to run another
-    /// turn, even if the current turn has ended.
+    /// Suppresses wakes of the task by calls and the transport until the next turn. The caller must make sure
+    /// that the task runs another turn.
     pub(crate) fn stay_awake(&self) {
         self.awake.store(true, SeqCst);
     }
 
-    /// Schedules another run of the task although its turn did not end.
+    /// Makes the task run another turn after the current one.
     pub(crate) fn yield_now(&self, task: &Waker) {
         self.awake.store(true, SeqCst);
         task.wake_by_ref();
     }
 
-    /// Frees memory that only makes the next turn cheaper.
+    /// Frees memory that is kept only to make the next turn cheaper.
     pub(crate) fn rest(&self) {
         let ready = &mut self.queue().ready;
         if ready.as_ref().is_some_and(|slots| slots.is_empty()) {

@@ -1,11 +1,11 @@
-//! Throttle of a shard for work that may wait a little while other calls are answered: the begin and end of
-//! connections, of which thousands may occur at once, and turns of connections whose clients only make calls
-//! for which [`crate::Service::may_wait`] is true (they log in).
+//! Throttles work of a shard that may wait a little while other calls are answered: the beginning and end of
+//! connections, of which there may be thousands at the same time, and turns of connections whose clients only
+//! make calls for which [`crate::Service::may_wait`] is true (they log in).
 //!
-//! A step admits [`TURNS`] turns, in rotation over the client addresses. Between two steps the shard polls
-//! the network, so other calls wait for the turns of one step and not for all. While other calls arrive, on
-//! any shard, a step also takes at least [`STEP`]: throttled work then uses only a part of the processors,
-//! and other calls find a free one.
+//! This work is done in turns. A step of the turnstile admits [`TURNS`] turns, in rotation over the client
+//! addresses. Between two steps the shard polls the network, so other calls wait for the turns of one step
+//! and not for all. While other calls arrive, on any shard, a step also lasts at least [`STEP`]: the
+//! throttled work then uses only a part of the processor cores, and leaves the rest to other calls.
 //!
 //! Every waiting turn is admitted in bounded time, and a closing shard admits all of them.
 
@@ -22,34 +22,34 @@ use std::time::{Duration, Instant};
 use accounting::ShardCounters;
 use accounting::party;
 
-/// Number of turns per step.
+/// Number of turns that are admitted per step.
 pub(crate) const TURNS: usize = 16;
-/// Duration of a step while other calls arrive.
+/// Minimum duration of a step while other calls arrive.
 const STEP: Duration = Duration::from_millis(1);
-/// Interval between two checks for other calls.
+/// Minimum interval between two checks whether other calls have arrived.
 const LOOK: Duration = Duration::from_millis(10);
-/// Time for which further calls are expected after a call that may not wait has arrived.
+/// Time for which further calls are expected after the arrival of a call that must not be delayed.
 const GOING_ON: Duration = Duration::from_millis(100);
 
-/// Limits the number of turns per step, and queues the turns above the limit.
+/// Admits a limited number of turns per step, and queues the turns above the limit.
 pub(crate) struct Turnstile {
     queue: RefCell<Queue>,
-    /// Methods that may wait, by id.
+    /// True for methods whose calls may wait, indexed by method id.
     may_wait: Vec<bool>,
     /// Counters of all shards.
     counters: Vec<Arc<ShardCounters>>,
 }
 
 struct Queue {
-    /// Turns left in the current step.
+    /// Number of turns that the current step can still admit.
     left: usize,
     /// True once all turns are admitted without waiting; never reset.
     is_open: bool,
     /// Waiting turns by address; no queue in the map is empty.
     waiting: HashMap<IpAddr, VecDeque<Rc<QueueEntry>>>,
-    /// Addresses with waiting turns, the next one first.
+    /// Addresses that have waiting turns, in the order in which they are served.
     order: VecDeque<IpAddr>,
-    /// Waker of the task that begins steps, while no step is needed.
+    /// Waker of the task [`Turnstile::keep`] while no step is needed.
     stepper: Option<Waker>,
 }
 
@@ -71,7 +71,7 @@ impl Queue {
             } else {
                 self.order.push_back(address);
             }
-            // Only the queue still references the entry: its connection was dropped.
+            // An entry that only the queue still references is skipped, because its connection was dropped.
             if let Some(entry) = entry.filter(|entry| Rc::strong_count(entry) > 1) {
                 return Some(entry);
             }
@@ -111,7 +111,7 @@ impl Turnstile {
         self.let_through(usize::MAX);
     }
 
-    /// Performs steps forever.
+    /// Performs steps while turns are requested. Never returns.
     pub(crate) async fn keep(&self) {
         let mut others = Others { seen: self.others_received(), looked: None, until: None };
         loop {
@@ -120,14 +120,15 @@ impl Turnstile {
             if others.go_on(now, || self.others_received()) {
                 tokio::time::sleep(STEP).await;
             } else {
-                // Yielding makes the runtime poll the network before the next step.
+                // No other calls are arriving, so the next step begins as soon as the runtime has polled the
+                // network.
                 tokio::task::yield_now().await;
             }
             self.step();
         }
     }
 
-    /// Becomes ready when a turn of the current step was used.
+    /// Becomes ready when the current step has admitted a turn, so that another step is needed.
     fn poll_used(&self, cx: &mut Context<'_>) -> Poll<()> {
         let mut queue = self.queue.borrow_mut();
         if queue.left < TURNS {
@@ -154,7 +155,7 @@ impl Turnstile {
         }
     }
 
-    /// Admits the caller now (`None`), or queues it and returns its entry.
+    /// Returns `None` if the turn is admitted now; otherwise queues it and returns its entry.
     fn enter(&self, party: IpAddr, waker: &Waker) -> Option<Rc<QueueEntry>> {
         let queue = &mut *self.queue.borrow_mut();
         if queue.is_open {
@@ -176,7 +177,8 @@ impl Turnstile {
         Some(entry)
     }
 
-    /// Returns the number of messages received on all shards, except for calls that may wait.
+    /// Returns the number of messages that all shards have received for methods whose calls must not be
+    /// delayed.
     fn others_received(&self) -> u64 {
         let methods = self.counters.iter().flat_map(|shard| shard.methods.iter().enumerate());
         let others = methods.filter(|(id, _)| !self.may_wait.get(*id).is_some_and(|may_wait| *may_wait));
@@ -184,12 +186,12 @@ impl Turnstile {
     }
 }
 
-/// Detects whether other calls arrive.
+/// Detects whether calls that must not be delayed are arriving.
 struct Others {
-    /// Number of messages at the last check.
+    /// Number of messages of calls that must not be delayed, at the last check.
     seen: u64,
     looked: Option<Instant>,
-    /// Time until which other calls are assumed to continue to arrive.
+    /// Time until which calls that must not be delayed are assumed to continue to arrive.
     until: Option<Instant>,
 }
 
@@ -207,12 +209,12 @@ impl Others {
     }
 }
 
-/// A connection's repeated admissions through a turnstile: one admission per turn.
+/// Handle with which a connection requests admission by a turnstile, once per turn.
 #[derive(Default)]
 pub(crate) struct Pass(Option<Rc<QueueEntry>>);
 
 impl Pass {
-    /// Becomes ready when the turn is admitted, for a client at address `peer`. The call after that requests
+    /// Becomes ready when the turn is admitted, for a client at address `peer`. The next call requests
     /// another turn.
     pub(crate) fn poll(&mut self, turnstile: &Turnstile, peer: IpAddr, cx: &Context<'_>) -> Poll<()> {
         match &self.0 {

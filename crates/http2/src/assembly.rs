@@ -1,4 +1,4 @@
-//! A header block in the making: [`Assembly`].
+//! Collects a header block whose frames have not all arrived: [`Assembly`].
 
 /// Header block whose frames have not all arrived (RFC 9113, section 4.3).
 pub(crate) struct Assembly {
@@ -11,7 +11,7 @@ pub(crate) struct Assembly {
 }
 
 impl Assembly {
-    /// Returns the bytes that the block has allocated.
+    /// Returns the heap memory of the collected block in bytes.
     pub fn heap_bytes(&self) -> usize {
         self.block.capacity()
     }

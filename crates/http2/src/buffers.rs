@@ -1,9 +1,9 @@
-//! Buffers for bytes in transit: [`Input`] for received bytes that are not processed yet, [`Output`] for
-//! bytes to write. A connection without such bytes holds no buffer.
+//! Provides the buffers of a connection: [`Input`] for received bytes that are not processed yet, [`Output`]
+//! for bytes to write. A connection without such bytes holds no buffer.
 //!
 //! Spare buffers belong to the thread, not to a connection. So a few buffers, which stay in the processor's
-//! cache, serve all connections of a shard in turn. The rejected alternative is a pool to which every
-//! connection has a reference; then connections could not move to other threads.
+//! cache, serve all connections of a shard one after the other. The rejected alternative is a pool to which
+//! each connection has a reference: with such a pool, connections could not move to other threads.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -15,12 +15,13 @@ use crate::frame::{self, HEAD_BYTES};
 
 /// Size of an input buffer in bytes: two frames of the largest size accepted.
 const INPUT_BYTES: usize = 2 * (frame::PAYLOAD_BYTES_MAX + HEAD_BYTES);
-/// Size of an output buffer in bytes, which also limits a single write into it.
+/// Size of an output buffer in bytes, which is also the limit for what [`Output::write`] appends with one
+/// call.
 pub(crate) const OUTPUT_BYTES: usize = 16 * 1024;
-/// Maximum number of spare buffers of each kind per thread.
+/// Maximum number of spare buffers of each kind that a thread keeps. Further ones are deallocated.
 const SPARE_MAX: usize = 64;
-/// Bodies up to this size in bytes are copied behind their frame header, which costs less than a separate
-/// slice in the vectored write.
+/// Bodies of up to this size in bytes are copied into the buffer after their frame header, which costs less
+/// than a separate slice in the vectored write.
 pub(crate) const COPIED_BYTES_MAX: usize = 2 * 1024;
 
 thread_local! {
@@ -33,7 +34,8 @@ struct Spare {
 }
 
 fn with_spare<T>(take: impl FnOnce(&mut Spare) -> T) -> Option<T> {
-    // Thread-local storage is not accessible while the thread ends.
+    // Returns `None` while the thread ends, because its thread-local storage is not accessible then. The
+    // caller then allocates a buffer or drops it.
     SPARE.try_with(|spare| take(&mut spare.borrow_mut())).ok()
 }
 
@@ -65,7 +67,7 @@ fn give_output(mut buffer: Vec<u8>) {
 }
 
 /// Bytes received from the peer that [`crate::Connection::next`] has not taken yet. Holds a buffer only while
-/// it holds bytes.
+/// there are such bytes.
 ///
 /// ```text
 /// if !connection.is_blocked() {             // if it was blocked, complete frames may be left: process them first
@@ -84,15 +86,15 @@ pub struct Input {
 }
 
 impl Input {
-    /// Returns the free space behind the held bytes. It is never empty if all bytes taken by
-    /// [`crate::Connection::next`] were consumed, because less than one frame is then held. While the
+    /// Returns the free space behind the held bytes. The space is never empty if all bytes taken by
+    /// [`crate::Connection::next`] were consumed, because then less than one frame is held. While the
     /// connection is blocked ([`crate::Connection::is_blocked`]) the space may be empty. If nothing was read
     /// into the space, call [`Input::consume`] with 0 to return an empty buffer.
     pub fn space(&mut self) -> &mut [u8] {
         let buffer = self.buffer.get_or_insert_with(take_input);
         let (at, end) = (self.at as usize, self.end as usize);
-        // A partial frame is moved to the front of the buffer if the rest of the frame might not fit behind
-        // it.
+        // Moves a partial frame to the beginning of the buffer if the rest of the frame might otherwise not
+        // fit.
         if at > 0 && buffer.len() - at < frame::PAYLOAD_BYTES_MAX + HEAD_BYTES {
             buffer.copy_within(at..end, 0);
             (self.at, self.end) = (0, (end - at) as u32);
@@ -132,7 +134,8 @@ impl Input {
         }
     }
 
-    /// Returns true if no byte is held, which means that no partial frame was received.
+    /// Returns true if no byte is held. If all bytes taken by [`crate::Connection::next`] were consumed, this
+    /// means that the received bytes do not end inside a frame.
     pub fn is_empty(&self) -> bool {
         self.at == self.end
     }
@@ -149,17 +152,17 @@ impl Drop for Input {
     }
 }
 
-/// Piece of the output.
+/// Consecutive bytes of the output, which are one slice of a vectored write.
 #[derive(Debug)]
 enum Segment {
-    /// Range of a buffer, identified by its number. Ranges lie in the buffers in sending order.
+    /// Range of a buffer, which is identified by its number. Later segments are in later ranges or buffers.
     Own { buffer: u32, start: u16, end: u16 },
-    /// Body that is referenced and not copied.
+    /// Body that is referenced, not copied.
     Shared(Bytes),
 }
 
-/// Bytes to write to the peer, in pieces: frames lie in pooled buffers, long bodies are referenced and not
-/// copied. One vectored write sends many pieces.
+/// Bytes to write to the peer, as a list of slices: frames are in pooled buffers, long bodies are referenced
+/// and not copied. One vectored write sends many slices.
 ///
 /// ```text
 /// let mut slices = [IoSlice::new(&[]); 64];
@@ -169,24 +172,26 @@ enum Segment {
 /// ```
 #[derive(Debug, Default)]
 pub struct Output {
-    /// Pending pieces; `None` in an idle connection, after [`Output::rest`].
+    /// Pending bytes; `None` in an idle connection, after [`Output::rest`], to save memory.
     queue: Option<Box<Queue>>,
-    /// Number of pending bytes; a few bodies at most.
+    /// Number of pending bytes. It fits 32 bits, because the output contains at most a few bodies.
     len: u32,
     written: u64,
-    /// Value of the counter of appended bytes at the end of the last frame of a call.
+    /// Total number of bytes that had ever been appended when the last frame of a call (HEADERS,
+    /// CONTINUATION, DATA) was complete.
     calls_end: u64,
-    /// Bytes of PING acknowledgements appended since the output was last empty, refused or partly written.
+    /// Bytes of PING acknowledgements that were appended since bytes were last written or refused.
     pongs: u32,
 }
 
-/// Pending pieces and the buffers that contain them.
+/// The pending segments, and the buffers that contain them.
 #[derive(Debug, Default)]
 struct Queue {
     segments: VecDeque<Segment>,
-    /// Buffers with frames written here. Many pieces lie in one buffer, with referenced bodies between them.
+    /// Buffers that contain the frames. One buffer contains many segments, between which referenced bodies
+    /// are sent.
     buffers: VecDeque<Vec<u8>>,
-    /// Number of the first buffer; numbers wrap.
+    /// Number of the first buffer in `buffers`. The numbers increase and wrap.
     first_buffer: u32,
 }
 
@@ -201,7 +206,7 @@ impl Queue {
         }
     }
 
-    /// Drops the first `bytes` bytes. Buffers without pending pieces return to the thread's spare buffers.
+    /// Drops the first `bytes` bytes. Buffers without pending segments return to the thread's spare buffers.
     fn advance(&mut self, bytes: usize) {
         let mut rest = bytes;
         while let Some(first) = self.segments.front_mut() {
@@ -218,7 +223,8 @@ impl Queue {
             }
             rest -= left;
             if let Some(Segment::Own { buffer, end, .. }) = self.segments.pop_front() {
-                // The buffers before this one were already returned.
+                // The segment was in the first of `buffers`, because earlier buffers were already returned.
+                // That buffer is finished if another one follows it, or if the segment was its last one.
                 let is_done =
                     self.buffers.len() > 1 || self.buffers.front().is_some_and(|own| own.len() == end.into());
                 if is_done && !self.is_used(buffer) {
@@ -229,10 +235,10 @@ impl Queue {
         }
     }
 
-    /// Returns true if a pending piece lies in this buffer.
+    /// Returns true if a pending segment is in this buffer.
     fn is_used(&self, buffer: u32) -> bool {
-        // Each referenced body follows the header of its frame, so the next range of a buffer is near the
-        // front.
+        // The search is short: each referenced body follows the header of its frame, so the next range of a
+        // buffer is near the front.
         let next = self.segments.iter().find_map(|segment| match segment {
             Segment::Own { buffer, .. } => Some(*buffer),
             Segment::Shared(_) => None,
@@ -252,7 +258,8 @@ impl Queue {
         let before = bytes.len();
         let result = write(bytes);
         let written = bytes.len() - before;
-        // A buffer never grows beyond its capacity, so its length fits 16 bits.
+        // The casts are lossless: a buffer never grows beyond its capacity of [`OUTPUT_BYTES`], which fits 16
+        // bits.
         let after = bytes.len() as u16;
         match self.segments.back_mut() {
             Some(Segment::Own { buffer, end, .. }) if *buffer == last => *end = after,
@@ -279,44 +286,44 @@ impl Output {
         self.len == 0
     }
 
-    /// Returns the total bytes taken by [`Output::advance`].
+    /// Returns the total number of bytes ever written, as reported to [`Output::advance`].
     pub fn written(&self) -> u64 {
         self.written
     }
 
-    /// Returns the total bytes taken by [`Output::advance`], up to the end of the last frame of a call
+    /// Returns the total number of bytes ever written, but not beyond the end of the last frame of a call
     /// (HEADERS, CONTINUATION, DATA). The number increases only while the peer reads such frames;
     /// acknowledgements and window updates do not count.
     pub fn written_of_calls(&self) -> u64 {
         self.written.min(self.calls_end)
     }
 
-    /// Returns the total bytes appended, up to the end of the last frame of a call (HEADERS, CONTINUATION,
-    /// DATA).
+    /// Returns the total number of bytes ever appended, up to the end of the last frame of a call (HEADERS,
+    /// CONTINUATION, DATA).
     pub fn appended_of_calls(&self) -> u64 {
         self.calls_end
     }
 
-    /// Notes that the peer did not accept the pending bytes. PING acknowledgements among them are then no
-    /// longer delayed.
+    /// Notes that the peer did not accept the pending bytes. [`Output::is_pongs_only`] then returns false for
+    /// them, so that PING acknowledgements among them are not held back again.
     pub fn note_refused(&mut self) {
         self.pongs = 0;
     }
 
-    /// Returns true if the pending bytes are only PING acknowledgements and the peer has not refused them
-    /// before, so they may wait for the next frame.
+    /// Returns true if the pending bytes consist of PING acknowledgements only, and the peer has not refused
+    /// them before. The owner may then delay the write until there is another frame.
     pub fn is_pongs_only(&self) -> bool {
         self.len > 0 && self.len == self.pongs
     }
 
-    /// Returns the pending bytes if they are in one piece.
+    /// Returns the pending bytes if they are one slice.
     pub fn only(&self) -> Option<&[u8]> {
         let queue = self.queue.as_ref().filter(|queue| queue.segments.len() == 1)?;
         queue.segments.front().map(|segment| queue.bytes_of(segment))
     }
 
-    /// Fills `into` with the first pieces and returns their number. A number below the length of `into` means
-    /// that these are all pieces.
+    /// Fills `into` with the first slices of pending bytes, and returns their number. If the number is below
+    /// the length of `into`, there are no further slices.
     pub fn slices<'a>(&'a self, into: &mut [IoSlice<'a>]) -> usize {
         let mut count = 0;
         let Some(queue) = &self.queue else { return count };
@@ -352,7 +359,7 @@ impl Output {
             + queue.segments.capacity() * size_of::<Segment>()
     }
 
-    /// Frees memory that only makes the next write cheaper.
+    /// Frees memory that is kept only to make the next write cheaper.
     pub(crate) fn rest(&mut self) {
         if self.len == 0 {
             self.queue = None;
@@ -362,8 +369,8 @@ impl Output {
         }
     }
 
-    /// Appends the bytes that `write` writes: at most `bytes_max`, which must not exceed [`OUTPUT_BYTES`].
-    /// Returns the result of `write`.
+    /// Appends the bytes that `write` writes to its argument: at most `bytes_max`, which must not exceed
+    /// [`OUTPUT_BYTES`]. Returns the result of `write`.
     pub(crate) fn write<T>(&mut self, bytes_max: usize, write: impl FnOnce(&mut Vec<u8>) -> T) -> T {
         debug_assert!(bytes_max <= OUTPUT_BYTES, "{bytes_max} bytes are more than a buffer has");
         let (written, result) = self.queue.get_or_insert_default().write(bytes_max, write);
@@ -371,7 +378,8 @@ impl Output {
         result
     }
 
-    /// Notes that the last appended bytes are a frame of a call.
+    /// Notes that the last appended bytes are a frame of a call, for [`Output::written_of_calls`] and
+    /// [`Output::appended_of_calls`].
     pub(crate) fn note_call(&mut self) {
         self.calls_end = self.written + u64::from(self.len);
     }
@@ -455,8 +463,8 @@ mod tests {
         output.pong([1; 8]);
         output.pong([2; 8]);
         assert!(output.is_pongs_only());
-        // A frame of another kind is written in part, until as many bytes are left as two acknowledgements
-        // have.
+        // Another frame is written in part, until as many bytes are left as two acknowledgements have. The
+        // length alone must not be mistaken for acknowledgements.
         output.data(0, 1, b"", Bytes::from(vec![7; 100]));
         assert!(!output.is_pongs_only());
         output.advance(output.len() - 34);
@@ -489,7 +497,7 @@ mod tests {
             }
             input.filled(n);
             assert!(input.unread().iter().eq(&expected));
-            // Less than one frame may be left unread.
+            // Leaves less than one frame unread, as `Input::space` requires.
             let stays = (round * 13 % frame::PAYLOAD_BYTES_MAX).min(expected.len());
             let consumed = expected.len() - stays;
             input.consume(consumed);

@@ -1,4 +1,5 @@
-//! [`Connection`]: state shared by both directions, and the beginning and end of a connection.
+//! Defines [`Connection`], one end of an HTTP/2 connection: the state that both directions share, and the
+//! beginning and end of the connection. The modules `receive` and `send` implement the two directions.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -22,36 +23,37 @@ pub enum Role {
     Client,
 }
 
-/// Payloads of this end's own PINGs, by which it recognizes their acknowledgements.
+/// Payloads of the PINGs that this end sends for its own purposes, by which it recognizes their
+/// acknowledgements.
 pub(crate) const SHUTDOWN_PING: u64 = 0x4d53_5348_5554_444f;
 pub(crate) const GROWTH_PING: u64 = 0x4d53_4752_4f57_5448;
 
-/// Number of full-size stream windows that the connection's window must be able to hold. A stream whose
-/// consumer stops occupies one of them, and the other streams continue with the rest.
+/// Minimum size of the connection's window, in stream windows, once stream windows have grown. A stream whose
+/// consumer stops uses up one stream window, and the other streams continue with the rest.
 const GROWN_STREAMS: u32 = 4;
 
-/// Maximum number of streams reset by this end that are remembered, because frames in flight may still arrive
-/// for them.
+/// This end remembers at most this many streams that it has reset, the latest ones: frames that were in
+/// flight at the reset may still arrive for them, and are no error.
 const RESETS_MAX: usize = 64;
-/// Maximum number of remembered streams that ended in another way. They are remembered to tell frames that
-/// arrive late from frames that are never allowed.
+/// This end remembers at most this many streams that have ended in another way, the latest ones: a frame for
+/// one of them is an error, because the peer has ended its side of the stream.
 const ENDED_MAX: usize = 4;
 
-/// End state of a stream that no longer exists.
+/// Way in which a stream has ended, as far as it is remembered.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Gone {
     /// This end reset the stream: frames that were in flight are no error.
     ResetHere,
-    /// Both ends finished, or the peer reset the stream: no frame may follow.
+    /// Both ends have finished the stream, or the peer has reset it: no frame may follow.
     Ended,
     /// The stream is no longer remembered, or was never used.
     Unknown,
 }
 
-/// Time in milliseconds after which all frames that were in flight at a reset have arrived.
+/// Time in milliseconds after which all frames that were in flight at a reset are assumed to have arrived.
 const UNDER_WAY_MS: u32 = 10_000;
 
-/// Remembered streams that have ended.
+/// The latest streams that have ended.
 #[derive(Default)]
 struct Closed {
     ended: [u32; ENDED_MAX],
@@ -59,11 +61,11 @@ struct Closed {
     resets: Option<Box<Resets>>,
 }
 
-/// Remembered streams that this end reset.
+/// The latest streams that this end reset.
 #[derive(Default)]
 struct Resets {
     list: Vec<u32>,
-    /// Index to overwrite next, once the list is full.
+    /// Index of the oldest element, which is overwritten next once the list is full.
     next: u8,
     /// Time of the last reset, in milliseconds as in [`Connection::now`].
     last: u32,
@@ -105,12 +107,12 @@ impl Closed {
 /// Phase of a connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Phase {
-    /// Waiting for the client's preface.
+    /// A server waits for the client's preface.
     Preface,
-    /// Waiting for the peer's first SETTINGS.
+    /// This end waits for the peer's first SETTINGS.
     FirstSettings,
     Open,
-    /// GOAWAY was sent and everything has ended.
+    /// The connection has ended: GOAWAY was sent, and no frame is processed or sent any more.
     Over,
 }
 
@@ -133,7 +135,7 @@ pub(crate) struct Buckets {
     pub(crate) pings: Bucket,
     pub(crate) empty_data: Bucket,
     pub(crate) goaways: Bucket,
-    /// Bytes of calls that had been sent when the last PING arrived.
+    /// Value of [`Output::appended_of_calls`] when the last PING arrived.
     pub(crate) sent_before_ping: u64,
 }
 
@@ -149,14 +151,16 @@ impl Buckets {
     }
 }
 
-/// Lists of streams. Allocated when a stream enters one of them, freed when the connection is idle.
+/// Lists of streams with work to do. Allocated when a stream enters one of the lists, freed when the
+/// connection is idle.
 #[derive(Default)]
 pub(crate) struct Lists {
-    /// Streams with data to send, in the order of their turns. Some may have ended.
+    /// Streams with data to send, in the order in which they send one frame each. Some of the streams may
+    /// have ended.
     pub(crate) ready: VecDeque<Key>,
-    /// Streams that can send again and whose caller asked to be notified.
+    /// Streams that can send again, and that the caller asked for with [`Connection::want_room`].
     pub(crate) writable: Vec<Key>,
-    /// Streams that a GOAWAY of the peer ended.
+    /// Streams that a GOAWAY of the peer refuses. An event ends each of them.
     pub(crate) cut_off: Vec<Key>,
     pub(crate) queued: Queued,
 }
@@ -164,11 +168,11 @@ pub(crate) struct Lists {
 /// Totals over all streams of data queued for sending.
 #[derive(Clone, Copy, Default)]
 pub(crate) struct Queued {
-    /// Bytes of bodies.
+    /// Number of queued bytes of bodies.
     pub(crate) bytes: usize,
-    /// Part of `bytes` whose payloads are shared with other streams.
+    /// Number of those bytes whose payloads are shared with other streams.
     pub(crate) shared_bytes: usize,
-    /// Number of queued pieces: each is a part of a body, or the trailers of a stream.
+    /// Number of queue entries: each is a payload of a body, or the trailers of a stream.
     pub(crate) pieces: usize,
 }
 
@@ -184,19 +188,20 @@ pub(crate) struct Queued {
 /// alternative, reference-counted slices of the buffer, saves that copy, but then a slice of five bytes could
 /// keep 32 KiB of memory alive, and each slice would need a counter.
 ///
-/// The fields are many and small. They are not grouped, because a connection's size is bounded by a test, and
-/// most frames touch several of the would-be groups.
+/// The fields are many and small. They are not grouped into structs, because that could enlarge the
+/// connection, whose size a test bounds, and because most frames need fields of several such groups.
 pub struct Connection {
     pub(crate) role: Role,
     pub(crate) phase: Phase,
     pub(crate) leaving: Leaving,
     pub(crate) options: Arc<Options>,
-    /// Instant that `now` counts from.
+    /// Instant from which `now` is counted.
     epoch: Instant,
-    /// Milliseconds since `epoch`, wrapping.
+    /// Time of the current turn in milliseconds since `epoch`; wraps after 49 days.
     pub(crate) now: u32,
     pub(crate) turn: u32,
-    /// Error of the peer that ended the connection.
+    /// Error of the peer that has ended the connection; further calls of [`Connection::next`] return it
+    /// again.
     pub(crate) error: Option<Box<ConnectionError>>,
     pub(crate) output: Output,
     pub(crate) decoder: Decoder,
@@ -206,15 +211,15 @@ pub struct Connection {
     /// Header block whose frames have not all arrived.
     pub(crate) assembly: Option<Box<Assembly>>,
     pub(crate) lists: Option<Box<Lists>>,
-    /// Highest stream that the peer opened.
+    /// Highest identifier of a stream that the peer has opened.
     pub(crate) last_peer_stream: u32,
-    /// Highest stream of the peer that is accepted, as announced in GOAWAY.
+    /// Highest identifier of a stream of the peer that is accepted, as announced in GOAWAY.
     last_taken: u32,
-    /// Next stream that this end opens; above [`STREAM_MAX`] if no identifiers are left.
+    /// Identifier of the next stream that this end opens; above [`STREAM_MAX`] if no identifiers are left.
     pub(crate) next_stream: u32,
-    /// Number of concurrent streams that the peer allows.
+    /// Maximum number of concurrent streams that the peer allows.
     pub(crate) peer_streams_max: u32,
-    /// Largest payload that this end sends, in bytes.
+    /// Maximum payload of a frame that this end sends, in bytes.
     pub(crate) payload_bytes_max: u32,
     /// Initial send window of streams, in bytes.
     pub(crate) initial_window: u32,
@@ -224,23 +229,24 @@ pub struct Connection {
     pub(crate) may_send: i32,
     /// Receive window of the connection, in bytes.
     pub(crate) may_receive: i32,
-    /// Bytes passed to the consumer and not released yet.
+    /// Data bytes of all open streams that were passed to the consumer and not released yet.
     pub(crate) unreleased: u64,
     pub(crate) growth: Growth,
     /// Initial receive window of new streams, in bytes.
     pub(crate) receive_initial: u32,
-    /// Time at which the unacknowledged settings were sent.
+    /// Time at which this end's settings were sent; `None` once the peer has acknowledged them.
     pub(crate) settings_sent: Option<u32>,
     /// True once the peer has sent GOAWAY: it accepts no further streams.
     pub(crate) peer_is_leaving: bool,
-    /// Highest stream opened by this end that the peer still serves, from the peer's last GOAWAY.
+    /// Highest identifier of a stream of this end that the peer still serves, as announced in the peer's last
+    /// GOAWAY.
     pub(crate) peer_last_taken: u32,
     pub(crate) buckets: Option<Box<Buckets>>,
 }
 
 impl Connection {
-    /// Creates one end of a connection. The output then contains its first bytes: the settings, preceded by
-    /// the preface at a client.
+    /// Creates one end of a connection. Its output already contains the first bytes to write: the settings,
+    /// preceded by the preface if this end is a client.
     pub fn new(role: Role, options: &Arc<Options>, now: Instant) -> Connection {
         let window = options.stream_window();
         let mut connection = Connection {
@@ -270,7 +276,8 @@ impl Connection {
             may_receive: WINDOW_BYTES as i32,
             unreleased: 0,
             growth: Growth::new(window, options.stream_window_bytes_max),
-            // Before the peer has received the settings, it may use the default window (section 6.9.3).
+            // Not below the default window, which the peer may use until it has received the settings
+            // (section 6.9.3).
             receive_initial: window.max(WINDOW_BYTES),
             settings_sent: Some(0),
             peer_is_leaving: false,
@@ -319,21 +326,23 @@ impl Connection {
         self.role
     }
 
-    /// Begins a turn at the time `now`, which rate limits and measurements use.
+    /// Begins a turn at the time `now`, which rate limits, measurements and the settings timeout use.
     pub fn begin_turn(&mut self, now: Instant) {
-        // Wraps after 49 days; all comparisons of these times tolerate that.
+        // The cast wraps after 49 days, which all comparisons of these times tolerate.
         self.now = now.saturating_duration_since(self.epoch).as_millis() as u32;
         self.turn = self.turn.wrapping_add(1);
     }
 
-    /// Returns the bytes to write. [`Connection::gather`] moves bodies from their streams into it.
+    /// Returns the output, which contains the bytes to write. [`Connection::gather`] moves queued bodies from
+    /// their streams into it.
     pub fn output(&mut self) -> &mut Output {
         &mut self.output
     }
 
-    /// Returns true if no input is processed because the peer does not read the output: frames of the input
-    /// would cause further responses. The owner should then not read from the network either. When the
-    /// connection is no longer blocked, complete frames may be left in the input that was read before.
+    /// Returns true if so much output is pending that no input is processed: the peer does not read the
+    /// output, and further input would cause further output. While this is so, the owner should not read from
+    /// the network. When the connection is no longer blocked, the owner must first pass the input that it has
+    /// read before, which may still contain complete frames.
     pub fn is_blocked(&self) -> bool {
         self.output.len() >= self.options.output_bytes_max.saturating_mul(2)
     }
@@ -368,8 +377,8 @@ impl Connection {
         self.queued().shared_bytes
     }
 
-    /// Returns the number of pieces of bodies and of trailers that are queued in streams. Each takes about 60
-    /// bytes of memory besides its content.
+    /// Returns the number of payloads and trailers that are queued in streams. Each takes about 60 bytes of
+    /// memory in addition to its content.
     pub fn queued_pieces(&self) -> usize {
         self.queued().pieces
     }
@@ -400,8 +409,8 @@ impl Connection {
             + self.assembly.as_ref().map_or(0, |assembly| size_of::<Assembly>() + assembly.heap_bytes())
     }
 
-    /// Frees memory that only makes further work cheaper. To be called when the connection has been idle for
-    /// a while.
+    /// Frees memory that is kept only to make further work cheaper. To be called when the connection has been
+    /// idle for a while.
     pub fn rest(&mut self) {
         self.output.rest();
         self.decoder.rest();
@@ -425,17 +434,18 @@ impl Connection {
         }
     }
 
-    /// Returns the time at which [`Connection::tick`] must be called; `None` if it need not be called.
+    /// Returns the time at which a turn must call [`Connection::tick`]; `None` if that is not necessary.
     pub fn deadline(&self) -> Option<Instant> {
         let sent = self.settings_sent?;
         Some(self.epoch + Duration::from_millis(u64::from(sent)) + self.options.settings_timeout)
     }
 
-    /// Performs the work that is due at the time of this turn.
+    /// Checks whether the peer has acknowledged the settings in time.
     ///
     /// # Errors
     ///
-    /// Returns SETTINGS_TIMEOUT if the peer has not acknowledged the settings in time.
+    /// Returns an error with SETTINGS_TIMEOUT if the peer has not acknowledged the settings in time, or the
+    /// error that has ended the connection before.
     pub fn tick(&mut self) -> Result<(), ConnectionError> {
         if let Some(error) = &self.error {
             return Err(**error);
@@ -474,7 +484,7 @@ impl Connection {
         self.leaving == Leaving::Final
     }
 
-    /// Performs the second step of a shutdown.
+    /// Performs the second step of a graceful shutdown: announces the last accepted stream.
     pub(crate) fn say_last_stream(&mut self) {
         self.leaving = Leaving::Final;
         self.last_taken = self.last_peer_stream;
@@ -485,7 +495,8 @@ impl Connection {
     /// to the output.
     pub fn close(&mut self, reason: Reason, debug: &[u8]) {
         if self.phase != Phase::Over {
-            // The announced last stream must not increase (section 6.8).
+            // The minimum is taken because the last stream in a GOAWAY must not be higher than in an earlier
+            // one (section 6.8).
             self.put_goaway(
                 self.last_peer_stream.min(self.last_taken),
                 reason,
@@ -522,7 +533,8 @@ impl Connection {
         });
     }
 
-    /// Counts one occurrence against a limit. Fails if the limit is exceeded.
+    /// Counts one occurrence against a rate limit, and fails if the limit is exceeded. Always fails for a
+    /// limit that is not a rate.
     pub(crate) fn count(&mut self, limit: Limit) -> Result<(), ConnectionError> {
         let (limits, buckets) = (&self.options.limits, self.buckets.get_or_insert_default());
         let (bucket, rate) = match limit {
@@ -541,7 +553,7 @@ impl Connection {
 
     /// Adds a stream and returns its key.
     pub(crate) fn add_stream(&mut self, id: u32) -> Key {
-        // The initial window is at most 2^31-1.
+        // The cast is lossless, because the initial window is at most 2^31-1.
         self.streams.insert(Stream::new(id, self.turn, self.receive_initial as i32))
     }
 
@@ -599,7 +611,7 @@ impl Connection {
         stream.saturating_mul(streams).min(WINDOW_BYTES_MAX).max(self.options.connection_window())
     }
 
-    /// Enlarges the connection's receive window if the increase is worth a frame.
+    /// Sends the peer an update of the connection's receive window, if the increase is worth a frame.
     pub(crate) fn update_window(&mut self) {
         let target = self.connection_target();
         let more = flow::update(target, self.may_receive.into(), self.unreleased);
@@ -614,9 +626,9 @@ impl Connection {
         self.output.frame(kind::WINDOW_UPDATE, 0, stream, &more.to_be_bytes());
     }
 
-    /// Returns `bytes` bytes of a stream's data to the flow-control windows, because the consumer no longer
-    /// needs them. The peer may then send as many more bytes. Does nothing for a stream that has ended,
-    /// because its bytes were returned at its end.
+    /// Returns `bytes` bytes of a stream's data to the flow-control windows. The consumer calls this when it
+    /// no longer needs them, so that the peer may send as many more. Does nothing for a stream that has
+    /// ended, because its bytes were returned when it ended.
     pub fn release(&mut self, stream: Key, bytes: usize) {
         let target = self.growth.target;
         let Some(state) = self.streams.get_mut(stream) else { return };
@@ -627,8 +639,8 @@ impl Connection {
             let more = flow::update(target, state.may_receive.into(), state.unreleased.into());
             if more > 0 {
                 let more = more.min(WINDOW_BYTES_MAX - state.may_receive.max(0) as u32);
-                // The result fits 32 bits: a negative window is small, and a positive window was bounded
-                // above.
+                // The cast is lossless: a negative window plus at most 2^31-1 fits 32 bits, and for other
+                // windows `more` was limited in the line above.
                 state.may_receive = (i64::from(state.may_receive) + i64::from(more)) as i32;
                 self.put_window_update(stream.id, more);
             }

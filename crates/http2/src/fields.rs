@@ -1,9 +1,9 @@
-//! Header lists: [`Fields`] is a received list, validated as RFC 9113, section 8 requires.
+//! Validates received header lists as RFC 9113, section 8 requires, and stores them: [`Fields`].
 
 use std::fmt;
 
-/// Meaning of a field name in HTTP/2. It is stored with each table entry, so that a name is classified once
-/// and not per request.
+/// Meaning of a field name in HTTP/2. It is stored with each entry of a compression table, so that a name is
+/// classified only once and not in each request.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Class {
     /// Field without a special meaning.
@@ -12,7 +12,7 @@ pub(crate) enum Class {
     Pseudo(Pseudo),
     /// `te`, whose only allowed value is `trailers`.
     Te,
-    /// `content-length`
+    /// The field `content-length`.
     ContentLength,
     /// Name that must not occur in HTTP/2: malformed, specific to an HTTP/1 connection, or an unknown
     /// pseudo-header field.
@@ -75,21 +75,21 @@ pub(crate) const fn is_name(name: &[u8]) -> bool {
     !name.is_empty()
 }
 
-/// Returns true if a field may have this value when sending: no control characters except tabs, and no white
-/// space at either end (RFC 9113, section 8.2.1; RFC 9110, section 5.5).
+/// Returns true if this end may send a field with this value: it has no control characters except tabs, and
+/// no white space at either end (RFC 9113, section 8.2.1; RFC 9110, section 5.5).
 pub(crate) fn is_value(value: &[u8]) -> bool {
     let is_blank = |byte: &u8| matches!(byte, b' ' | b'\t');
     is_taken_value(value) && !value.first().is_some_and(is_blank) && !value.last().is_some_and(is_blank)
 }
 
-/// Returns true if a received value is accepted: no control characters except tabs. White space at either end
-/// is accepted and kept, like in grpc-go and `h2`: grpc-go sends such values, and refusing them would lose
-/// calls and error texts.
+/// Returns true if a received value is accepted: it has no control characters except tabs. White space at
+/// either end is accepted and kept, as in grpc-go and `h2`: grpc-go sends such values, and if they were
+/// refused, calls would fail, and error messages would be lost.
 pub(crate) fn is_taken_value(value: &[u8]) -> bool {
     value.iter().all(|byte| *byte >= b' ' && *byte != 0x7f || *byte == b'\t')
 }
 
-/// Purpose of a header list, which determines its mandatory fields.
+/// Purpose of a header list, which determines the pseudo-header fields that it must and must not have.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Use {
     Request,
@@ -97,7 +97,8 @@ pub(crate) enum Use {
     Trailers,
 }
 
-/// End offsets of a field's name and value in the text. The name begins where the previous value ends.
+/// End offsets of a field's name and value in [`Fields::text`]. The name begins where the value of the
+/// previous field ends.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 struct Span {
     name_end: u32,
@@ -108,12 +109,12 @@ struct Span {
 /// names are lower case, values have no control characters, and the pseudo-header fields are complete. Values
 /// may begin or end with white space.
 ///
-/// One buffer holds all names and values, so a list takes two allocations, however long it is.
+/// One buffer holds all names and values, so a list takes only two allocations, however long it is.
 #[derive(Clone, PartialEq, Eq, Default)]
 pub struct Fields {
     text: Vec<u8>,
     spans: Vec<Span>,
-    /// One-based indices of the pseudo-header fields in `spans`; 0 if absent.
+    /// One-based index in `spans` of each pseudo-header field; 0 if the field is absent.
     pseudo: [u8; PSEUDOS],
     content_length: Option<u64>,
 }
@@ -170,13 +171,13 @@ impl Fields {
         self.pseudo(Pseudo::Authority)
     }
 
-    /// Returns `:status`, a number of three digits; `None` in requests and trailers.
+    /// Returns the number in `:status`; `None` in requests and trailers.
     pub fn status(&self) -> Option<u16> {
         let digits = self.pseudo(Pseudo::Status)?;
         Some(digits.iter().fold(0, |number, digit| number * 10 + u16::from(digit - b'0')))
     }
 
-    /// Returns `content-length` in bytes, if present.
+    /// Returns the number in `content-length`, which is in bytes, if present.
     pub fn content_length(&self) -> Option<u64> {
         self.content_length
     }
@@ -201,7 +202,7 @@ impl fmt::Debug for Fields {
     }
 }
 
-/// Reason why a header list was refused. The connection continues, the stream does not.
+/// Reason why a header list was refused. It ends the stream, but not the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Refused {
     /// The list is malformed (RFC 9113, section 8.1.1).
@@ -210,11 +211,11 @@ pub(crate) enum Refused {
     TooLarge,
 }
 
-/// Collects a header list while its block is decoded. Once a list is refused, no more memory is used for it,
-/// but its block is decoded to the end, because the compression tables of both ends must stay equal.
+/// Collects a header list while its block is decoded. Once a list is refused, nothing more is stored, but its
+/// block must still be decoded to the end, because the compression tables of both ends must stay equal.
 pub(crate) struct Gathering {
     fields: Fields,
-    /// Size as RFC 9113, section 6.5.2 counts it: names, values, and 32 bytes per field.
+    /// Size of the list as RFC 9113, section 6.5.2 counts it: names, values, and 32 bytes per field.
     bytes: usize,
     bytes_max: usize,
     seen_regular: bool,
@@ -226,24 +227,26 @@ impl Gathering {
         Gathering { fields: Fields::default(), bytes: 0, bytes_max, seen_regular: false, refused: None }
     }
 
-    /// Creates a collector that refuses every list, for the block of a stream that has ended.
+    /// Creates a collector that stores nothing and refuses each list, for the block of a stream that has
+    /// ended.
     pub(crate) fn of_nothing(bytes_max: usize) -> Gathering {
         Gathering { refused: Some(Refused::Malformed("the stream is over")), ..Gathering::new(bytes_max) }
     }
 
-    /// Returns true if the list is larger than `times` times the largest list accepted.
+    /// Returns true if the list is larger than `times` times the maximum size that is accepted.
     pub(crate) fn exceeds(&self, times: usize) -> bool {
         self.bytes > self.bytes_max.saturating_mul(times)
     }
 
-    /// Reserves memory for a list of `bytes` bytes and `fields` fields, up to the largest list accepted.
+    /// Reserves memory for a list of `bytes` bytes, but at most the maximum size that is accepted, and
+    /// `fields` fields.
     pub(crate) fn reserve(&mut self, bytes: usize, fields: usize) {
         self.fields.text.reserve(bytes.min(self.bytes_max));
         self.fields.spans.reserve(fields);
     }
 
     pub(crate) fn add(&mut self, name: &[u8], value: &[u8], class: Class, value_is_good: bool) {
-        // A short block can reference long fields many times, so the sum saturates.
+        // The addition saturates, because a short block can reference long fields many times.
         self.bytes = self.bytes.saturating_add(name.len() + value.len() + 32);
         if self.refused.is_some() {
             return;
@@ -264,8 +267,8 @@ impl Gathering {
                 if *place != 0 {
                     return self.refuse(Refused::Malformed("a pseudo-header field occurs twice"));
                 }
-                // At most five pseudo-header fields occur, each once and before all other fields, so the
-                // index fits.
+                // The cast is lossless, because this is one of at most five pseudo-header fields, which
+                // precede all other fields.
                 *place = self.fields.spans.len() as u8 + 1;
             }
             Class::Te => {
@@ -299,7 +302,8 @@ impl Gathering {
         self.fields = Fields::default();
     }
 
-    /// Returns the list if it is well formed for its purpose.
+    /// Returns the list, if it was not refused before and has the pseudo-header fields that its purpose
+    /// requires.
     pub(crate) fn finish(self, what_for: Use) -> Result<Fields, Refused> {
         if let Some(refused) = self.refused {
             return Err(refused);
@@ -406,7 +410,7 @@ mod tests {
             list.insert(at, (name, ""));
             assert!(gathered(&list, Use::Request).is_err());
         }
-        // grpc-go sends such values for texts that begin or end with a space.
+        // grpc-go sends such values for messages that begin or end with a space.
         let blanks = get_with(&[("grpc-message", " a text "), ("x", "\t")]).unwrap();
         assert_eq!(
             (blanks.get(b"grpc-message"), blanks.get(b"x")),

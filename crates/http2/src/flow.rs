@@ -1,20 +1,20 @@
-//! Flow-control windows (RFC 9113, section 5.2): updates of receive windows, and their growth.
+//! Decides when to update receive windows (RFC 9113, section 5.2) and when to enlarge them.
 
 use crate::frame::WINDOW_BYTES_MAX;
 
-/// Pause in milliseconds after a measurement that did not enlarge the window.
+/// Pause in milliseconds between a measurement that did not enlarge the window and the next measurement.
 const PAUSE_MS: u32 = 1000;
 
-/// Returns the number of bytes to add to a receive window; 0 if an update is not worth a frame yet. `target`
-/// is the size that the window should have, `may_receive` the bytes that the peer may still send,
-/// `unreleased` the bytes that the consumer holds.
+/// Returns the number of bytes by which a WINDOW_UPDATE frame should enlarge a receive window; 0 if an update
+/// is not worth a frame yet. `target` is the size that the window should have, `may_receive` the bytes that
+/// the peer may still send, `unreleased` the bytes that the consumer holds.
 ///
 /// The part of the window that the consumer does not hold is available to the peer. An update is sent when
-/// half of that part is used up: updates are then rare, and arrive before the sender has to stop. Bytes held
-/// by the consumer do not count for that half; if they counted, no update would be sent while the consumer
-/// holds more than half of the window, and a sender that has used up the rest would wait forever. Example
-/// with a window of 1,000 bytes, of which one call holds 600, and another call whose bytes are released
-/// immediately:
+/// half of that part is used up: so updates are rare, and arrive before the sender has to stop. The half is
+/// not computed from the whole window, because then no update would be sent while the consumer holds more
+/// than half of it, and a sender that has used up the rest would wait until the consumer releases bytes,
+/// which it may never do. Example with a window of 1,000 bytes, of which one call holds 600, and another call
+/// whose bytes are released immediately:
 ///
 /// ```text
 /// may send 400, nothing is missing      no update
@@ -24,14 +24,16 @@ const PAUSE_MS: u32 = 1000;
 pub(crate) fn update(target: u32, may_receive: i64, unreleased: u64) -> u32 {
     let free = i64::from(target) - unreleased as i64;
     if free > 0 && may_receive <= free / 2 {
-        // The result exceeds the target only by bytes that the peer was allowed to send in excess before.
+        // With a negative `may_receive`, the result can exceed the target by the bytes that the peer was
+        // allowed to send in excess before.
         u32::try_from(free - may_receive).unwrap_or(WINDOW_BYTES_MAX).min(WINDOW_BYTES_MAX)
     } else {
         0
     }
 }
 
-/// Enlarges receive windows to the product of the network's delay and throughput.
+/// Enlarges receive windows to the product of the network's delay and throughput, so that they do not limit
+/// the throughput.
 ///
 /// The bytes that arrive between a PING and its acknowledgement are the bytes of one round trip. If they
 /// nearly fill the window, the window is the bottleneck and is doubled. Example with a window of 64 KiB, a
@@ -47,7 +49,7 @@ pub(crate) fn update(target: u32, may_receive: i64, unreleased: u64) -> u32 {
 /// A measurement begins only when half of a window is used, so short requests cause none.
 #[derive(Debug)]
 pub(crate) struct Growth {
-    /// Receive window for each stream that sends, in bytes.
+    /// Receive window that each stream should have, in bytes.
     pub(crate) target: u32,
     max: u32,
     measuring: Measuring,
@@ -58,9 +60,11 @@ pub(crate) struct Growth {
 enum Measuring {
     /// A measurement may begin.
     No,
-    /// Bytes received since the PING that is not acknowledged yet.
+    /// A PING was sent and is not acknowledged yet. The number counts the bytes of the current burst that
+    /// have arrived so far, including those before the PING.
     Came(u32),
-    /// Pause after a measurement, since this time in milliseconds.
+    /// The last measurement did not enlarge the window. It ended at this time in milliseconds, after which
+    /// there is a pause.
     Paused(u32),
 }
 
@@ -69,8 +73,9 @@ impl Growth {
         Growth { target, max: max.min(WINDOW_BYTES_MAX), measuring: Measuring::No }
     }
 
-    /// Notes a received DATA frame of `bytes` bytes. `may_receive` is the stream's window after it,
-    /// `unreleased` the bytes that the consumer holds. Returns true if a PING must be sent now.
+    /// Notes a received DATA frame of `bytes` bytes. `may_receive` is the stream's window after the frame,
+    /// `unreleased` the number of bytes that the consumer holds. Returns true if a PING must be sent now,
+    /// which begins a measurement.
     pub(crate) fn received(&mut self, bytes: u32, may_receive: i64, unreleased: u32, now: u32) -> bool {
         let is_due = match &mut self.measuring {
             Measuring::Came(came) => {
@@ -83,7 +88,8 @@ impl Growth {
         if self.target >= self.max || may_receive > i64::from(self.target / 2) || !is_due {
             return false;
         }
-        // Earlier bytes belong to the same burst, except those that wait for the consumer.
+        // The bytes that used up the window before this frame also count, because they belong to the same
+        // burst. Bytes that wait for the consumer do not count.
         let before = i64::from(self.target) - may_receive - i64::from(unreleased);
         let before = u32::try_from(before.max(0)).unwrap_or(u32::MAX);
         self.measuring = Measuring::Came(before.saturating_add(bytes));
@@ -117,7 +123,7 @@ mod tests {
         assert_eq!(update(1000, 0, 999), 1);
         assert_eq!(update(1000, 250, 600), 0);
         assert_eq!(update(1000, 190, 600), 210);
-        // The consumer holds more than the target, so the sender must wait anyway.
+        // The consumer holds more than the target, so no update is due before it releases bytes.
         assert_eq!(update(1000, -500, 1200), 0);
         // The window has grown, or was too large before.
         assert_eq!(update(2000, 0, 0), 2000);

@@ -1,4 +1,5 @@
-//! Frames (RFC 9113, section 4): type and flag numbers, and the nine-byte frame header.
+//! Defines the numbers of frame types, flags and settings (RFC 9113, section 4), and encodes and parses the
+//! nine-byte frame header.
 
 /// Frame types (section 6).
 pub(crate) mod kind {
@@ -33,12 +34,12 @@ pub(crate) mod setting {
     pub(crate) const MAX_HEADER_LIST_SIZE: u16 = 6;
 }
 
-/// First bytes that a client sends (section 3.4).
+/// Connection preface: the first bytes that a client sends (section 3.4).
 pub const PREFACE: &[u8; 24] = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n";
 /// Size of the frame header before each payload, in bytes.
 pub(crate) const HEAD_BYTES: usize = 9;
-/// Largest payload in bytes that every implementation of HTTP/2 accepts (section 4.2). This crate accepts no
-/// larger payloads.
+/// Maximum payload in bytes that each implementation of HTTP/2 must accept (section 4.2). This crate accepts
+/// no larger payloads.
 pub(crate) const PAYLOAD_BYTES_MAX: usize = 16_384;
 /// Default flow-control window in bytes (section 6.9.2).
 pub(crate) const WINDOW_BYTES: u32 = 65_535;
@@ -54,9 +55,9 @@ pub(crate) struct Head {
     pub(crate) length: usize,
     /// Frame type: one of [`kind`], or an unknown type.
     pub(crate) kind: u8,
-    /// Bits of [`flag`].
+    /// Flags of the frame: bits of [`flag`].
     pub(crate) flags: u8,
-    /// Stream identifier; 0 for the connection.
+    /// Identifier of the stream; 0 if the frame concerns the whole connection.
     pub(crate) stream: u32,
 }
 

@@ -1,8 +1,9 @@
-//! HTTP/2 as a state machine, for both roles: bytes in, events out; commands in, bytes out.
+//! Implements HTTP/2 for servers and clients, as a state machine that does no input or output itself: it
+//! converts received bytes to events, and commands to bytes to send.
 //!
-//! Purpose: [`Connection`] takes received bytes ([`Input`], [`Connection::next`]) and returns their meaning
+//! [`Connection`] takes received bytes ([`Input`], [`Connection::next`]) and returns their meaning
 //! ([`Event`]). It takes data to send ([`Connection::send_head`], [`Connection::send_data`] and others) and
-//! turns it into frames ([`Connection::gather`], [`Output`]). Its parts: `frame` (the nine-byte frame
+//! converts it to frames ([`Connection::gather`], [`Output`]). The modules: `frame` (the nine-byte frame
 //! header), `hpack` (header compression, [`Template`]), `fields` (header lists and their validation),
 //! `stream` and `flow` (stream states and flow-control windows), `receive` and `send` (the two directions).
 //!
@@ -13,13 +14,13 @@
 //! * The events do not depend on how the input bytes are split (`tests/it/cuts.rs`).
 //! * Memory is bounded whatever the peer sends: by windows for bodies, by [`Options::header_list_bytes_max`]
 //!   and [`Limits`] for headers, by [`Options::output_bytes_max`] for responses to frames
-//!   (`tests/it/floods.rs`). When a stream ends, all its bytes are returned to the connection's window; the
-//!   owner must account for data that it keeps.
+//!   (`tests/it/floods.rs`). When a stream ends, all its bytes are returned to the connection's window, so
+//!   the owner itself must limit the data that it keeps after that.
 //! * A consumer that does not release received data stops the sender (`tests/it/windows.rs`).
-//! * Streams with data to send take turns, one frame each (`tests/it/windows.rs`).
+//! * Streams with data to send do so in rotation, one frame each (`tests/it/windows.rs`).
 //! * A connection without streams holds no buffers, and after [`Connection::rest`] only its header tables
 //!   (`tests/it/memory.rs`).
-//! * It interoperates with `h2` in both roles (`tests/it/against_h2.rs`).
+//! * This crate interoperates with the crate `h2` in both roles (`tests/it/against_h2.rs`).
 //!
 //! Start reading with [`Connection`], which describes a turn, and `receive.rs`. Errors are those of RFC 9113
 //! (`tests/it/protocol.rs`). `examples/hello.rs` is a server for HTTP/2 conformance tools.

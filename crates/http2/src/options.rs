@@ -1,16 +1,16 @@
-//! Limits for the peer of a connection: [`Options`], and [`Limits`] against abuse.
+//! Defines the limits that a connection imposes on its peer: [`Options`], and [`Limits`] against abuse.
 
 use std::time::Duration;
 
 use crate::frame::{WINDOW_BYTES, WINDOW_BYTES_MAX};
 use crate::hpack::TABLE_BYTES;
 
-/// Rate limit with a burst: `burst` times at once, then `per_second` more times each second.
+/// Rate limit with a burst: `burst` occurrences in any short time, plus `per_second` per second.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Rate {
-    /// Number of times allowed at once.
+    /// Number of occurrences that are allowed without any time between them.
     pub burst: u32,
-    /// Number of times per second allowed after the burst.
+    /// Number of further occurrences per second that are allowed after the burst.
     pub per_second: u32,
 }
 
@@ -21,30 +21,33 @@ impl Rate {
     }
 }
 
-/// Limits for behavior that the protocol allows and that no well-behaved peer shows often. Exceeding a limit
-/// ends the connection with ENHANCE_YOUR_CALM and the name of the limit ([`crate::Limit::name`]).
+/// Limits for behavior that the protocol allows, but that a well-behaved peer does not show often. Exceeding
+/// a limit ends the connection with ENHANCE_YOUR_CALM and the name of the limit ([`crate::Limit::name`]).
 ///
-/// Some input needs no limit here because it is bounded otherwise: frames that need a response, such as PING,
-/// are not processed while the peer does not read ([`Options::output_bytes_max`]); a SETTINGS frame visits
-/// the open streams at most twice, however often it changes the initial window; decoding a header block stops
-/// and ends the connection at four times [`Options::header_list_bytes_max`]; PRIORITY and unknown frames
-/// store nothing.
+/// Some input needs no limit here because its cost is bounded otherwise. Frames that need a response, such as
+/// PING, are not processed while the peer does not read ([`Options::output_bytes_max`]). A SETTINGS frame
+/// makes this end visit the open streams at most twice, however often it changes the initial window. Decoding
+/// a header block stops, and ends the connection, at four times [`Options::header_list_bytes_max`]. PRIORITY
+/// and unknown frames make this end store nothing.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Limits {
-    /// Streams that the peer resets in the turn ([`crate::Connection::begin_turn`]) in which it opened them
-    /// ("rapid reset", CVE-2023-44487). Each completely answered stream offsets one such reset.
+    /// Rate of streams that the peer resets in the same turn ([`crate::Connection::begin_turn`]) in which it
+    /// opened them ("rapid reset", CVE-2023-44487). Each stream that is answered completely offsets one such
+    /// reset.
     pub early_resets: Rate,
-    /// Streams that this end must reset or refuse because of the peer's input ("made you reset",
+    /// Rate of streams that this end must reset or refuse because of the peer's input ("made you reset",
     /// CVE-2025-8671).
     pub provoked_resets: Rate,
-    /// SETTINGS frames, not counting the first one and acknowledgements (CVE-2019-9515).
+    /// Rate of SETTINGS frames, without the first one and acknowledgements (CVE-2019-9515).
     pub settings: Rate,
-    /// PING frames, not counting acknowledgements (CVE-2019-9512). Sending data of a call resets the count,
-    /// because gRPC clients measure bandwidth with one PING per answer.
+    /// Rate of PING frames, without acknowledgements (CVE-2019-9512). If this end has sent HEADERS or DATA
+    /// since the last PING, the count restarts, because gRPC clients measure bandwidth with one PING per
+    /// answer.
     pub pings: Rate,
-    /// Empty DATA frames that do not end their stream (CVE-2019-9518).
+    /// Rate of empty DATA frames that do not end their stream (CVE-2019-9518).
     pub empty_data: Rate,
-    /// GOAWAY frames. A graceful shutdown sends two, and a later error one more.
+    /// Rate of GOAWAY frames. A well-behaved peer sends at most three: two for a graceful shutdown, and one
+    /// for a later error.
     pub goaways: Rate,
     /// Maximum number of CONTINUATION frames in one header block (CVE-2024-27316).
     pub continuations_max: u32,
@@ -71,39 +74,40 @@ impl Default for Limits {
 /// Limits and windows that a connection grants the peer. Connections share one value in an `Arc`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Options {
-    /// Receive window of a stream in bytes, at most 2^31-1: data that the peer may send before the consumer
-    /// has released any.
+    /// Receive window of a stream in bytes, at most 2^31-1: the number of bytes that the peer may send before
+    /// the consumer has released any.
     pub stream_window_bytes: u32,
     /// Size in bytes up to which receive windows of streams grow when the network delay makes the window the
     /// bottleneck, as measured by pings. A value not larger than [`Options::stream_window_bytes`] disables
     /// growth.
     pub stream_window_bytes_max: u32,
-    /// Receive window of the connection in bytes, from 65,535 to 2^31-1. The effective window is at least
-    /// that of one stream, and at least four grown stream windows once stream windows have grown.
+    /// Receive window of the connection in bytes, from 65,535 to 2^31-1. The actual window is never smaller
+    /// than one stream window, and once stream windows have grown, never smaller than four of them.
     ///
-    /// A stream whose consumer stops occupies one stream window of the connection's window, and the other
-    /// streams use the rest. So the value should be several times [`Options::stream_window_bytes`].
+    /// A stream whose consumer stops uses up one stream window of the connection's window, which leaves only
+    /// the rest to other streams. So the value should be several times [`Options::stream_window_bytes`].
     pub connection_window_bytes: u32,
-    /// Maximum number of streams that the peer may have open; `u32::MAX` for no limit. A client never accepts
-    /// streams.
+    /// Maximum number of streams that the peer may have open at a time; `u32::MAX` for no limit. Only for
+    /// servers, because a client accepts no streams.
     pub streams_max: u32,
-    /// Largest header list accepted, in bytes as RFC 9113, section 6.5.2 counts them: 32 per field plus its
-    /// name and value. A larger request is answered with status 431, a larger response is reset. A list of
-    /// more than four times this size ends the connection ([`crate::Limit::HeaderList`]). A block larger than
-    /// [`Limits::block_bytes_max`] ends the connection as well.
+    /// Maximum size of a header list that is accepted, in bytes as RFC 9113, section 6.5.2 counts them: for
+    /// each field its name, its value and 32 bytes. A request with a larger list is answered with status 431;
+    /// the stream of a response with a larger list is reset. A list of more than four times this size ends
+    /// the connection ([`crate::Limit::HeaderList`]). A block larger than [`Limits::block_bytes_max`] ends
+    /// the connection as well.
     pub header_list_bytes_max: u32,
     /// Size of the header compression table that the peer is asked to use, in bytes as RFC 7541, section 4.1
-    /// counts them. At most 4,096 bytes are used: this default of HTTP/2 holds until the peer has received
-    /// the setting.
+    /// counts them. A value above 4,096, the default of HTTP/2, has no effect. Until the peer has received a
+    /// lower value, it may use the default.
     pub header_table_bytes: u32,
-    /// Output in bytes above which bodies wait in their streams. Above twice this value, no input is taken
-    /// from the peer ([`crate::Connection::is_blocked`]). PING acknowledgements are sent after the output
-    /// that is already pending. So with a much larger value, a client that receives a large answer over a
-    /// slow network could time out.
+    /// Number of bytes of pending output at which further bodies stay queued in their streams. From twice
+    /// this value on, no input is taken from the peer ([`crate::Connection::is_blocked`]). PING
+    /// acknowledgements are sent after the output that is already pending. So with a much larger value, a
+    /// client that receives a large answer over a slow network could time out while it waits for one.
     pub output_bytes_max: usize,
     /// Time limit for the peer to acknowledge the settings.
     pub settings_timeout: Duration,
-    /// Limits against abuse.
+    /// Limits against abuse by the peer.
     pub limits: Limits,
 }
 
@@ -135,7 +139,7 @@ impl Options {
     }
 }
 
-/// Counter for a [`Rate`]. Times are in milliseconds of the connection's clock, which wraps.
+/// Counter of occurrences for a [`Rate`]. Times are in milliseconds of the connection's clock, which wraps.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Bucket {
     used: u32,
@@ -152,7 +156,8 @@ impl Bucket {
         let regained = passed * u64::from(rate.per_second) / 1000;
         if regained > 0 {
             self.used = u32::try_from(regained).map_or(0, |regained| self.used.saturating_sub(regained));
-            // The remaining fraction of a regained unit counts towards the next one.
+            // `since` advances only by the time of whole regained units, so that the rest of the time counts
+            // for the next unit.
             let spent = regained * 1000 / u64::from(rate.per_second);
             self.since = self.since.wrapping_add(spent as u32);
         }

@@ -1,9 +1,9 @@
-//! Reasons for the end of a stream or connection: [`Reason`] is the error code on the wire,
-//! [`ConnectionError`] an error that this end detected.
+//! Defines reasons for the end of a stream or connection: [`Reason`] is the error code on the wire,
+//! [`ConnectionError`] an error that this end has detected.
 
 use std::fmt;
 
-/// Error code (RFC 9113, section 7). Unknown codes keep their value.
+/// Error code (RFC 9113, section 7). Codes that the standard does not define are kept as they are.
 #[derive(Clone, Copy, PartialEq, Eq, Hash)]
 pub struct Reason(pub u32);
 
@@ -48,9 +48,9 @@ reasons! {
     CONNECT_ERROR = 0xa;
     /// The peer causes too much load.
     ENHANCE_YOUR_CALM = 0xb;
-    /// The transport is not secure enough.
+    /// The properties of the transport do not meet the minimum requirements for security.
     INADEQUATE_SECURITY = 0xc;
-    /// HTTP/1.1 is required.
+    /// The request must be made with HTTP/1.1 instead.
     HTTP_1_1_REQUIRED = 0xd;
 }
 
@@ -69,32 +69,32 @@ impl fmt::Debug for Reason {
     }
 }
 
-/// Limit whose violation by the peer ended the connection.
+/// Limit that the peer has exceeded, which ended the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Limit {
-    /// [`crate::Limits::early_resets`]
+    /// The peer has exceeded the rate limit [`crate::Limits::early_resets`].
     EarlyResets,
-    /// [`crate::Limits::provoked_resets`]
+    /// The peer has exceeded the rate limit [`crate::Limits::provoked_resets`].
     ProvokedResets,
-    /// [`crate::Limits::settings`]
+    /// The peer has exceeded the rate limit [`crate::Limits::settings`].
     Settings,
-    /// [`crate::Limits::pings`]
+    /// The peer has exceeded the rate limit [`crate::Limits::pings`].
     Pings,
-    /// [`crate::Limits::empty_data`]
+    /// The peer has exceeded the rate limit [`crate::Limits::empty_data`].
     EmptyData,
-    /// [`crate::Limits::goaways`]
+    /// The peer has exceeded the rate limit [`crate::Limits::goaways`].
     GoAways,
-    /// [`crate::Limits::continuations_max`]
+    /// A header block has more CONTINUATION frames than [`crate::Limits::continuations_max`].
     Continuations,
-    /// [`crate::Limits::block_bytes_max`]
+    /// A header block in several frames is larger than [`crate::Limits::block_bytes_max`].
     HeaderBlock,
-    /// A header list of more than four times [`crate::Options::header_list_bytes_max`]
+    /// A decoded header list is larger than four times [`crate::Options::header_list_bytes_max`].
     HeaderList,
 }
 
 impl Limit {
-    /// Returns the limit's name as sent in GOAWAY. gRPC defines `too_many_pings`: clients that receive it
-    /// ping less often.
+    /// Returns the name of the limit that is sent in GOAWAY. gRPC defines the name `too_many_pings`: clients
+    /// that receive it ping less often.
     pub const fn name(self) -> &'static str {
         match self {
             Limit::EarlyResets => "too_many_early_resets",
@@ -139,7 +139,7 @@ impl ConnectionError {
         ConnectionError { reason: Reason::ENHANCE_YOUR_CALM, cause: Cause::Limit(limit) }
     }
 
-    /// Returns the cause as text: an English phrase, or the name of a limit.
+    /// Returns the cause as a string: an English phrase, or the name of a limit.
     pub const fn text(&self) -> &'static str {
         match self.cause {
             Cause::Violation(what) => what,

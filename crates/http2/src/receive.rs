@@ -1,4 +1,4 @@
-//! Receiving direction: [`Connection::next`] takes frames and returns events.
+//! Implements the receiving direction of a connection: [`Connection::next`] takes frames and returns events.
 
 use std::sync::{Arc, LazyLock};
 
@@ -45,10 +45,10 @@ fn undecoded(why: Undecoded) -> ConnectionError {
 const WINDOW_TOO_LARGE: ConnectionError = flow_control("SETTINGS_INITIAL_WINDOW_SIZE is too large");
 
 impl Connection {
-    /// Takes the next event from received bytes. `at` is the position up to which the bytes were taken, and
-    /// advances. `None` means that the rest is less than a frame and must be passed again, followed by newly
-    /// read bytes, or that the connection [is blocked](Connection::is_blocked) or
-    /// [over](Connection::is_over).
+    /// Takes the next event from received bytes. `at` is the position up to which the bytes were already
+    /// taken; this call advances it. Returns `None` if the rest is less than a frame, which must be passed
+    /// again, followed by newly read bytes, or if the connection [is blocked](Connection::is_blocked) or [has
+    /// ended](Connection::is_over).
     ///
     /// # Errors
     ///
@@ -138,7 +138,7 @@ impl Connection {
         let Some(bytes) = frame::unpadded(head, payload) else {
             return Err(protocol("padding is not shorter than its frame"));
         };
-        // Padding counts towards flow control (section 6.1).
+        // The length includes the padding, which also counts for flow control (section 6.1).
         let length = head.length as i32;
         if length > self.may_receive {
             return Err(flow_control("more data than the connection's window allows"));
@@ -150,8 +150,8 @@ impl Connection {
             self.may_receive -= length;
             self.update_window();
             return match self.how_gone(head.stream) {
-                // The data may have been in flight when the stream was reset, even if the reset is too old to
-                // be remembered.
+                // The data is ignored, because it may have been in flight when this end reset the stream,
+                // even if the reset is too old to be remembered.
                 Gone::ResetHere | Gone::Unknown => Ok(None),
                 Gone::Ended => {
                     self.count(Limit::ProvokedResets)?;
@@ -185,9 +185,9 @@ impl Connection {
         stream.unreleased += bytes.len() as u32;
         let (may_receive, unreleased) = (i64::from(stream.may_receive), stream.unreleased);
         if !end {
-            // Returns to the window the padding, which the consumer never releases, and bytes that were
-            // released before but were not worth a frame then. This cannot wait: the consumer may need the
-            // rest of a message before it releases more.
+            // Updates the stream's window for the padding, which the consumer never releases, and for bytes
+            // that were released before, when an update was not worth a frame. This cannot wait until the
+            // consumer releases more bytes: it may need the rest of a message first.
             let more = flow::update(self.growth.target, may_receive, unreleased.into());
             if more > 0 {
                 stream.may_receive = (may_receive + i64::from(more)).min(WINDOW_BYTES_MAX.into()) as i32;
@@ -208,7 +208,8 @@ impl Connection {
         Ok(Some(Event::Data { stream: key, bytes, end }))
     }
 
-    /// Notes that the peer has ended its side of a stream. The stream ends if this side has ended too.
+    /// Notes that the peer has finished its side of a stream. Removes the stream if this end has finished,
+    /// too.
     fn receive_end(&mut self, key: Key) {
         if let Some(stream) = self.streams.get_mut(key) {
             stream.received_end = true;
@@ -299,18 +300,18 @@ impl Connection {
                 self.response(key, end, decoded)
             };
         }
-        // The block has no meaning any more; it is decoded only to keep the table up to date.
+        // The stream does not exist, so the block is decoded only to keep the table up to date.
         let is_small = self.decoder.pass_over(block).map_err(undecoded)?;
         if self.is_idle(id) || id.is_multiple_of(2) {
             return Err(protocol("HEADERS for a stream that was not opened"));
         }
         if !is_small {
-            // On an open stream, a list of this size would have caused a reset.
+            // Counts as a provoked reset, as on an open stream, which a list of this size would reset.
             self.count(Limit::ProvokedResets)?;
         }
         match self.how_gone(id) {
             Gone::ResetHere => Ok(None),
-            // Responses to calls that were cancelled earlier may still arrive.
+            // Ignored: the response to a call that was cancelled long ago may still arrive.
             Gone::Unknown if self.role == Role::Client => Ok(None),
             Gone::Ended => Err(stream_closed("HEADERS for a stream that is closed")),
             Gone::Unknown => Err(protocol("a stream has a lower number than an earlier one")),
@@ -323,7 +324,7 @@ impl Connection {
         let refusal = if depends_on_itself {
             Some(Reason::PROTOCOL_ERROR)
         } else if self.leaving == Leaving::Final {
-            // The request came after the last stream announced in GOAWAY (section 6.8).
+            // The stream was opened after the last one that the second GOAWAY has announced (section 6.8).
             Some(Reason::REFUSED_STREAM)
         } else if self.streams.len() >= self.options.streams_max as usize {
             Some(Reason::REFUSED_STREAM)
@@ -349,7 +350,7 @@ impl Connection {
         Ok(Some(Event::Head { stream: key, fields, end }))
     }
 
-    /// Resets a stream of the peer that the caller never saw.
+    /// Resets a stream of the peer for which no event was returned.
     fn refuse<'a>(&mut self, id: u32, reason: Reason) -> Taken<'a> {
         self.count(Limit::ProvokedResets)?;
         self.put_reset(id, reason);
@@ -439,7 +440,8 @@ impl Connection {
         };
         match self.streams.find(head.stream) {
             Some(key) => self.stream_error(key, reason),
-            // RST_STREAM is not allowed for an idle stream (section 6.4), so the connection ends.
+            // The connection ends, because this end must not send RST_STREAM for an idle stream (section
+            // 6.4).
             None if self.is_idle(head.stream) => {
                 Err(ConnectionError::violation(reason, "PRIORITY is malformed"))
             }
@@ -480,16 +482,16 @@ impl Connection {
             self.settings_acknowledged();
             return Ok(None);
         }
-        // Every connection begins with SETTINGS. Counting the first one would allocate counters that most
-        // connections never use.
+        // The first SETTINGS, with which each connection begins, are not counted, because the counters would
+        // have to be allocated, and most connections never need them.
         if !is_first {
             self.count(Limit::Settings)?;
         }
         let (pairs, []) = payload.as_chunks::<6>() else {
             return Err(frame_size("the length of SETTINGS is not a multiple of six bytes"));
         };
-        // A frame may repeat a setting a thousand times, and each change of the initial window visits all
-        // streams. So only the last value of each setting in the frame is applied.
+        // Only the last value of the initial window in the frame is applied. A frame may repeat a setting a
+        // thousand times, and each change of the initial window makes this end visit all streams.
         let (mut smallest_table, mut last_table, mut window) = (u32::MAX, None, None);
         for pair in pairs {
             let [a, b, c, d, e, f] = *pair;
@@ -504,7 +506,8 @@ impl Connection {
             }
         }
         if let Some(last) = last_table {
-            // The next block must also announce the smallest size (RFC 7541, section 4.2).
+            // The smallest size is set first, because the next block must announce it, too (RFC 7541, section
+            // 4.2).
             self.encoder.set_limit(smallest_table);
             self.encoder.set_limit(last);
         }
@@ -527,7 +530,7 @@ impl Connection {
                 }
                 self.payload_bytes_max = value.min(crate::send::PAYLOAD_BYTES_MAX);
             }
-            // MAX_HEADER_LIST_SIZE is advisory, and unknown settings are ignored (section 6.5.2).
+            // MAX_HEADER_LIST_SIZE is only advisory, so it is ignored like unknown settings (section 6.5.2).
             _ => {}
         }
         Ok(())
@@ -536,8 +539,8 @@ impl Connection {
     fn set_initial_window(&mut self, value: u32) -> Result<(), ConnectionError> {
         let max = i64::from(WINDOW_BYTES_MAX);
         if i64::from(value) + self.window_change_max > max {
-            // `window_change_max` may still count streams that have ended, so it is computed again from the
-            // open streams.
+            // `window_change_max` is only an upper bound, which may come from a stream that has ended. Before
+            // the peer is accused of an error, it is computed again from the open streams.
             let changes = self.streams.iter().map(|(_, stream)| i64::from(stream.window_change));
             self.window_change_max = changes.max().unwrap_or(0).max(0);
             if i64::from(value) + self.window_change_max > max {
@@ -563,8 +566,8 @@ impl Connection {
         if less <= 0 {
             return;
         }
-        // If the window of a stream is now closed and its consumer has released everything, no later event
-        // would reopen the window.
+        // The windows of open streams shrink now. This can close the window of a stream whose consumer has
+        // already released all bytes. No later event would reopen such a window, so updates are sent here.
         let (target, output) = (self.growth.target, &mut self.output);
         for (key, stream) in self.streams.iter_mut() {
             stream.may_receive -= less;
@@ -573,7 +576,8 @@ impl Connection {
             }
             let more = flow::update(target, stream.may_receive.into(), stream.unreleased.into());
             if more > 0 {
-                // After the update, the window is `target` minus the bytes that the consumer holds.
+                // The cast is lossless: after the update, the window is `target` minus the bytes that the
+                // consumer holds.
                 stream.may_receive = (i64::from(stream.may_receive) + i64::from(more)) as i32;
                 output.frame(kind::WINDOW_UPDATE, 0, key.id, &more.to_be_bytes());
             }
@@ -617,7 +621,7 @@ impl Connection {
         self.count(Limit::GoAways)?;
         let last = last & STREAM_MAX;
         self.peer_is_leaving = true;
-        // A server opens no streams, so a client's GOAWAY cannot cut any off.
+        // Only a client has opened streams, which a GOAWAY of the peer can refuse.
         if self.role == Role::Client {
             if last > self.peer_last_taken {
                 return Err(protocol("GOAWAY names a higher stream than an earlier one"));
@@ -640,7 +644,8 @@ impl Connection {
             if more == 0 {
                 return Err(protocol("WINDOW_UPDATE of nothing"));
             }
-            // Both values are at most 2^31-1; the sum is checked to be a valid window.
+            // The sum is computed with 64 bits, because both values can be up to 2^31-1. The conversion fails
+            // if the sum is too large for a window.
             self.may_send = i32::try_from(i64::from(self.may_send) + i64::from(more))
                 .map_err(|_| flow_control("the connection's window is larger than 2^31-1"))?;
             return Ok(None);
@@ -662,7 +667,8 @@ impl Connection {
         if initial + change > i64::from(WINDOW_BYTES_MAX) {
             return self.stream_error(key, Reason::FLOW_CONTROL_ERROR);
         }
-        // `initial + change` was just checked, and `change` has only increased, so it fits 32 bits.
+        // The cast is lossless: `change` is at most 2^31-1, because `initial + change` was just checked and
+        // `initial` is not negative; and it is not below the old value, which has 32 bits.
         stream.window_change = change as i32;
         self.window_change_max = self.window_change_max.max(change);
         self.wake(key);

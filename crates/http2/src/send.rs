@@ -1,5 +1,5 @@
-//! Sends heads, bodies and trailers: queues them per stream, and lets the queued streams send one after the
-//! other.
+//! Implements the sending direction of a connection: sends heads, bodies and trailers, queues in each stream
+//! what cannot be sent immediately, and lets the streams with queued data send in rotation.
 
 use std::fmt;
 
@@ -12,21 +12,23 @@ use crate::hpack::{Encoder, InvalidField, OwnedBlock, Template, check_all};
 use crate::reason::Reason;
 use crate::stream::{Key, PREFIX_BYTES, Payload, Piece, Stream, prefix};
 
-/// Largest payload that this end sends in one frame, in bytes, if the peer allows it. With larger frames, one
-/// stream could delay the others.
+/// Maximum payload that this end sends in one frame, in bytes, if the peer allows it. With larger frames, one
+/// stream could delay the others too much.
 pub(crate) const PAYLOAD_BYTES_MAX: u32 = 64 * 1024;
 
-/// Capacity in pieces up to which the queue of a stream is never shrunk.
+/// Capacity of a stream's queue, in entries, up to which the queue is not shrunk.
 const PLACES_KEPT: usize = 64;
 
-/// Reason why nothing was sent on a stream.
+/// Reason why a command to send on a stream failed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum SendError {
-    /// The stream has ended: it was reset, the connection has ended, or this end has finished the stream.
+    /// Nothing can be sent on the stream any more: it was reset, the connection has ended, or this end has
+    /// finished the stream.
     Closed,
-    /// A field in addition to the template is not allowed.
+    /// One of the fields that the caller passed in addition to the template is invalid in HTTP/2.
     Invalid(InvalidField),
-    /// The response has no head yet. The stream was reset with INTERNAL_ERROR.
+    /// A body or trailers were to be sent before the head of the response. The stream was reset with
+    /// INTERNAL_ERROR.
     NoHead,
 }
 
@@ -45,12 +47,13 @@ impl std::error::Error for SendError {}
 /// Reason why a client cannot open a stream.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum OpenError {
-    /// The server's limit of concurrent streams is reached; a stream can be opened when another ends.
+    /// The server's limit of concurrent streams is reached. A stream can be opened when another one has
+    /// ended.
     TooMany,
     /// The server accepts no more streams on this connection, the connection has ended, or its stream
     /// identifiers are used up. Another connection is needed.
     Leaving,
-    /// A field in addition to the template is not allowed.
+    /// One of the fields that the caller passed in addition to the template is invalid in HTTP/2.
     Invalid(InvalidField),
 }
 
@@ -68,13 +71,14 @@ impl std::error::Error for OpenError {}
 
 impl Connection {
     /// Opens a stream with a request: the fields of the template, then `more`, whose names must be lower
-    /// case. `end` means that no body follows. Before the first [`crate::Event::Settings`] the server's limit
-    /// of streams is unknown, and the server may refuse streams above it.
+    /// case. `end` is true if no body follows. Before the first [`crate::Event::Settings`] the server's limit
+    /// of streams is not known, and the server may refuse streams above it.
     ///
     /// # Errors
     ///
-    /// Returns an error if the server accepts no more streams on this connection, or none at present, or if a
-    /// field of `more` is not allowed.
+    /// Returns [`OpenError::Leaving`] if no more streams can be opened on this connection,
+    /// [`OpenError::TooMany`] if none can be opened now, and [`OpenError::Invalid`] if a field of `more` is
+    /// not allowed.
     ///
     /// # Panics
     ///
@@ -111,8 +115,8 @@ impl Connection {
     }
 
     /// Sends the head of a response: the fields of the template, then `more`, whose names must be lower case.
-    /// `end` means that neither a body nor trailers follow. Heads with a status from 100 to 199 may precede
-    /// it.
+    /// `end` is true if neither a body nor trailers follow. Heads of informational responses, with a status
+    /// from 100 to 199, may be sent before the final head.
     ///
     /// # Errors
     ///
@@ -134,9 +138,9 @@ impl Connection {
         Ok(())
     }
 
-    /// Sends a part of a body, which may be empty. Bytes that cannot be sent now, because a window is closed
-    /// or other streams have their turn, are queued. `end` means that this is the last part and no trailers
-    /// follow.
+    /// Sends a part of a body, which may be empty. It is queued if it cannot be sent now, because a window is
+    /// too small, other streams are waiting to send, or the output is full. `end` is true if this is the last
+    /// part and no trailers follow.
     ///
     /// # Errors
     ///
@@ -156,8 +160,8 @@ impl Connection {
         Ok(())
     }
 
-    /// Sends a short part of a body immediately in one frame, by copying the bytes. Returns false if nothing
-    /// was sent because the part would have to be queued or is too long; the caller then uses
+    /// Sends a short part of a body immediately in one frame, by copying the bytes. Returns false, and sends
+    /// nothing, if the part would have to be queued, is empty or is too long; the caller then uses
     /// [`Connection::send_data`].
     ///
     /// # Errors
@@ -175,9 +179,9 @@ impl Connection {
         Ok(true)
     }
 
-    /// Sends a gRPC message of `len` bytes. `write` appends the message to the given buffer, which usually is
-    /// the output buffer, so the message is encoded without a copy. `end` has the same meaning as in
-    /// [`Connection::send_data`].
+    /// Sends a gRPC message of `len` bytes. `write` must append the message to its argument, which is usually
+    /// the output buffer, so that the message is encoded without being copied. `end` has the same meaning as
+    /// in [`Connection::send_data`].
     ///
     /// # Errors
     ///
@@ -218,13 +222,13 @@ impl Connection {
         Ok(())
     }
 
-    /// Ends a body with trailers, behind its queued parts: the fields of the template, then `more`, whose
-    /// names must be lower case.
+    /// Ends a body with trailers, which are sent after its queued parts: the fields of the template, then
+    /// `more`, whose names must be lower case.
     ///
     /// # Errors
     ///
-    /// Returns an error if the stream has ended, if a server has not sent its head (the stream is reset
-    /// then), or if a field of `more` is not allowed.
+    /// Returns an error if the stream has ended, if a field of `more` is not allowed, or if a server has not
+    /// sent its head; the stream is reset in the last case.
     pub fn send_trailers(
         &mut self,
         stream: Key,
@@ -232,7 +236,8 @@ impl Connection {
         more: &[(&[u8], &[u8])],
     ) -> Result<(), SendError> {
         check_all(trailers, more).map_err(SendError::Invalid)?;
-        // Trailers are not flow controlled, so only queued parts can delay them.
+        // Trailers are queued only behind queued parts of the body, because flow control does not apply to
+        // them.
         if !self.is_free(stream, 0)? {
             let owned = |(name, value): &(&[u8], &[u8])| ((*name).into(), (*value).into());
             let block = OwnedBlock { template: trailers.clone(), more: more.iter().map(owned).collect() };
@@ -244,10 +249,10 @@ impl Connection {
         Ok(())
     }
 
-    /// Sends a whole response: head, one part of a body, and trailers. The result equals
-    /// [`Connection::send_head`], [`Connection::send_data`] and [`Connection::send_trailers`], but it is
+    /// Sends a whole response: head, one part of a body, and trailers. The result is the same as with
+    /// [`Connection::send_head`], [`Connection::send_data`] and [`Connection::send_trailers`], but this is
     /// cheaper: if the body need not be queued, the stream is looked up only once, and everything is appended
-    /// to the output in one piece.
+    /// to the output together.
     ///
     /// # Errors
     ///
@@ -292,7 +297,9 @@ impl Connection {
                 .write(of_trailers, |out| put_block(out, encoder, id, flag::END_STREAM, trailers, &[]));
         }
         self.output.note_call();
-        // A frame's payload has 24 bits, and the window allowed it.
+        // The cast is lossless, because a frame's length has 24 bits. The difference is not negative, because
+        // `has_turn` has compared `len` with the window. The window of the stream need not be updated,
+        // because the stream ends here.
         self.may_send -= len as i32;
         self.end_response(stream, received_end);
         Ok(())
@@ -307,7 +314,7 @@ impl Connection {
         }
     }
 
-    /// Returns true if the stream is open and this end has sent its head.
+    /// Returns true if the stream is open and this end has sent the head of its message.
     pub fn has_begun(&self, stream: Key) -> bool {
         self.streams.get(stream).is_some_and(|state| state.sent_head)
     }
@@ -317,12 +324,12 @@ impl Connection {
         self.streams.get(stream).is_some()
     }
 
-    /// Returns the queued body bytes of a stream.
+    /// Returns the number of body bytes that are queued on a stream.
     pub fn stream_queued_bytes(&self, stream: Key) -> usize {
         self.streams.get(stream).map_or(0, Stream::queued)
     }
 
-    /// Returns the body bytes of a stream that were moved to the output.
+    /// Returns the total number of body bytes of a stream that were moved to the output.
     pub fn stream_sent_bytes(&self, stream: Key) -> u64 {
         self.streams.get(stream).map_or(0, |stream| stream.sent)
     }
@@ -341,8 +348,8 @@ impl Connection {
         self.streams.get(stream).is_some_and(|state| self.has_turn(state, bytes))
     }
 
-    /// Requests that [`Connection::next_writable`] return the stream once, when nothing is queued on the
-    /// stream and it can send in its turn.
+    /// Requests that [`Connection::next_writable`] return the stream once, as soon as nothing is queued on it
+    /// and it may send.
     pub fn want_room(&mut self, stream: Key) {
         if let Some(state) = self.streams.get_mut(stream)
             && !state.sent_end
@@ -352,15 +359,15 @@ impl Connection {
         }
     }
 
-    /// Returns the next stream that [`Connection::gather`] found able to send. The stream may have ended
-    /// since.
+    /// Returns the next stream for which [`Connection::want_room`] was called and that can send now, as
+    /// [`Connection::gather`] has found. The stream may have ended since.
     pub fn next_writable(&mut self) -> Option<Key> {
         self.lists.as_mut()?.writable.pop()
     }
 
-    /// Lets queued streams send, one frame each in turn, up to the windows and
-    /// [`crate::Options::output_bytes_max`]. To be called before the output is written, and again as it
-    /// drains.
+    /// Lets streams with queued data send, in rotation, one frame each, until the windows or
+    /// [`crate::Options::output_bytes_max`] are reached. To be called before the output is written, and again
+    /// after bytes were written.
     pub fn gather(&mut self) {
         while self.output.len() < self.options.output_bytes_max
             && let Some(key) = self.lists.as_mut().and_then(|lists| lists.ready.pop_front())
@@ -372,11 +379,11 @@ impl Connection {
         }
     }
 
-    /// Lets one stream send a frame. Returns false if no stream can send because the connection's window is
-    /// closed.
+    /// Lets one stream send a frame, if its window allows that. Returns false if no stream can send data
+    /// because the connection's window is closed.
     fn take_turn(&mut self, key: Key) -> bool {
         let initial = i64::from(self.initial_window);
-        // The stream may have ended.
+        // A stream that has ended is skipped.
         let Some(stream) = self.streams.get_mut(key) else { return true };
         let window = initial + i64::from(stream.window_change);
         let allowed = window.min(self.may_send.into()).min(self.payload_bytes_max.into()).max(0) as usize;
@@ -387,7 +394,7 @@ impl Connection {
                 if window > 0 {
                     return false;
                 }
-                // The stream is added to the list again when its window opens.
+                // The stream leaves the list. It is added again when its window opens.
                 stream.is_ready = false;
             }
             None if allowed == 0 => {
@@ -418,7 +425,7 @@ impl Connection {
                         backlog.queue.pop_front();
                         queued.pieces -= 1;
                     }
-                    // A queue that was long and is now short frees memory.
+                    // Frees the memory of a queue that was long and is now short.
                     let (len, places) = (backlog.queue.len(), backlog.queue.capacity());
                     if len == 0 {
                         stream.backlog = None;
@@ -443,7 +450,7 @@ impl Connection {
     }
 
     fn pop_trailers(&mut self, key: Key) {
-        // Trailers are the last piece of a queue.
+        // The whole queue can be taken, because trailers are its last entry.
         let backlog = self.streams.get_mut(key).and_then(|stream| stream.backlog.take());
         if let Some(Piece::Trailers(block)) = backlog.and_then(|mut backlog| backlog.queue.pop_front()) {
             self.lists.get_or_insert_default().queued.pieces -= 1;
@@ -454,11 +461,13 @@ impl Connection {
         }
     }
 
-    /// Returns true if `bytes` bytes of a stream can be sent immediately, without overtaking queued parts.
+    /// Returns true if `bytes` bytes of a stream can be sent immediately: within the windows, and without
+    /// overtaking data that is queued on this or another stream.
     fn is_free(&mut self, key: Key, bytes: usize) -> Result<bool, SendError> {
         let stream = self.streams.get(key).filter(|stream| !stream.sent_end).ok_or(SendError::Closed)?;
         if !stream.sent_head {
-            // The caller has a bug. It costs this call, but the other connections of the process continue.
+            // This is a bug of the caller. Only the stream is reset instead of a panic, so that other calls
+            // continue.
             self.reset(key, Reason::INTERNAL_ERROR);
             return Err(SendError::NoHead);
         }
@@ -478,7 +487,7 @@ impl Connection {
                     && self.output.len() < self.options.output_bytes_max)
     }
 
-    /// Returns the send window of a stream in bytes.
+    /// Returns the send window of a stream in bytes; `change` is its [`Stream::window_change`].
     fn window(&self, change: i32) -> i64 {
         i64::from(self.initial_window) + i64::from(change)
     }
@@ -488,8 +497,8 @@ impl Connection {
         if let Piece::Data { payload, end } = &piece
             && payload.is_empty()
         {
-            // An end without data needs no window (RFC 9113, section 6.9.1), so it is attached to the last
-            // queued data.
+            // An end without data needs no window (RFC 9113, section 6.9.1), so it need not wait in a frame
+            // of its own: it is attached to the last queued data instead of being queued.
             let last = stream.backlog.as_mut().and_then(|backlog| backlog.queue.back_mut());
             if let (true, Some(Piece::Data { end: last, .. })) = (*end, last) {
                 *last = true;
@@ -512,7 +521,8 @@ impl Connection {
         self.wake(key);
     }
 
-    /// Adds a stream to the list of turns, if it has anything to send.
+    /// Adds a stream to the list of streams that are ready to send, if it has anything to send and its window
+    /// is open.
     pub(crate) fn wake(&mut self, key: Key) {
         let initial = i64::from(self.initial_window);
         let Some(stream) = self.streams.get_mut(key) else { return };
@@ -525,15 +535,16 @@ impl Connection {
         stream.is_ready = true;
         let ready = &mut self.lists.get_or_insert_default().ready;
         ready.push_back(key);
-        // Ended streams leave the list at their turn, which may never come, so they are removed when the list
-        // grows.
+        // Streams that have ended are removed when the list has grown. Otherwise they would stay until they
+        // are reached, which may never happen while the connection's window is closed.
         if ready.len() > 2 * self.streams.len() + 64 {
             let streams = &self.streams;
             ready.retain(|key| streams.get(*key).is_some());
         }
     }
 
-    /// Adds all streams to the list of turns that waited for a larger initial window.
+    /// Adds the streams that were waiting for a larger initial window to the list of streams that are ready
+    /// to send.
     pub(crate) fn wake_all(&mut self) {
         let waits = |(key, stream): (Key, &crate::stream::Stream)| {
             (!stream.is_ready && (!stream.is_empty() || stream.wants_room)).then_some(key)
@@ -551,7 +562,8 @@ impl Connection {
     }
 
     fn use_windows(&mut self, key: Key, bytes: usize) {
-        // A frame's payload has 24 bits, and both windows allowed it.
+        // The casts are lossless, because a frame's length has 24 bits. The caller has compared `bytes` with
+        // both windows, so the differences do not overflow.
         self.may_send -= bytes as i32;
         if let Some(stream) = self.streams.get_mut(key) {
             stream.window_change -= bytes as i32;
@@ -559,7 +571,8 @@ impl Connection {
         }
     }
 
-    /// Notes that this end has finished a stream. The stream ends if the peer has finished too.
+    /// Notes that this end has finished a stream. Removes the stream if the peer has finished, too, or if
+    /// this end is a server.
     fn send_end(&mut self, key: Key) {
         let Some(stream) = self.streams.get_mut(key) else { return };
         stream.sent_end = true;
@@ -572,7 +585,7 @@ impl Connection {
         }
     }
 
-    /// Ends a stream after the end of its response was sent.
+    /// Removes a stream after the end of its response was sent.
     fn end_response(&mut self, key: Key, received_end: bool) {
         if let Some(buckets) = &mut self.buckets {
             buckets.early_resets.give_back();
@@ -580,7 +593,7 @@ impl Connection {
         if received_end {
             self.remove_stream(key, Gone::Ended);
         } else {
-            // The rest of the request is not needed (section 8.1).
+            // Tells the peer that the rest of the request is not needed (section 8.1).
             self.put_reset(key.id, Reason::NO_ERROR);
             self.remove_stream(key, Gone::ResetHere);
         }
@@ -599,7 +612,7 @@ impl Connection {
         }
         let mut block = Vec::with_capacity(bytes_max);
         encoder.encode(template, fields(), &mut block);
-        // Every peer accepts payloads that fit into one output buffer.
+        // Payloads of this size are within the limit that each peer accepts.
         let mut parts = block.chunks(OUTPUT_BYTES - HEAD_BYTES).peekable();
         let (mut of_frame, mut flags) = (kind::HEADERS, flags);
         while let Some(part) = parts.next() {

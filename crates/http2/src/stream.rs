@@ -1,4 +1,5 @@
-//! The streams of one connection: [`Streams`] finds them, [`Stream`] is the state of one.
+//! Stores the streams of one connection: [`Streams`] finds a stream by its identifier or key, [`Stream`] is
+//! the state of one stream.
 
 use std::collections::{HashMap, VecDeque};
 use std::hash::{BuildHasher, BuildHasherDefault, Hasher, RandomState};
@@ -18,9 +19,9 @@ pub struct Key {
 }
 
 impl Key {
-    /// Returns a small number that no other open stream of the connection has; numbers are reused. A caller
-    /// can use the number as an index into its own table, and compare [`Key::id`] to detect that a number was
-    /// reused.
+    /// Returns a small number that no other open stream of the connection has. A caller can use it as an
+    /// index into its own table. The numbers of streams that have ended are reused, which a caller can detect
+    /// by [`Key::id`].
     pub fn slot(self) -> usize {
         self.slot as usize
     }
@@ -34,11 +35,13 @@ impl Key {
 /// Size of gRPC's message prefix in bytes: a compression flag, and the length in four bytes.
 pub(crate) const PREFIX_BYTES: usize = 5;
 
-/// Part of a body to send: plain bytes, or a gRPC message whose prefix is stored separately.
+/// Part of a body to send: plain bytes, or a gRPC message or its beginning, whose prefix is stored
+/// separately, so that the message need not be copied.
 #[derive(Clone, Debug)]
 pub struct Payload {
     prefix: [u8; PREFIX_BYTES],
-    /// Number of prefix bytes that are already sent or were never present.
+    /// Number of bytes of `prefix` that do not belong to the payload, because they are already sent or were
+    /// never present.
     at: u8,
     is_shared: bool,
     body: Bytes,
@@ -63,14 +66,14 @@ impl Payload {
         Payload { prefix: prefix(len, compressed), at: 0, is_shared: false, body }
     }
 
-    /// Marks the payload as shared with other streams: while queued, its bytes are counted separately
-    /// ([`crate::Connection::queued_shared_bytes`]).
+    /// Marks the payload as shared with other streams: while it is queued, its bytes are also counted
+    /// separately ([`crate::Connection::queued_shared_bytes`]).
     #[must_use]
     pub fn shared(self) -> Payload {
         Payload { is_shared: true, ..self }
     }
 
-    /// Returns the length in bytes if the payload is shared, else 0.
+    /// Returns the length in bytes if the payload is shared; otherwise 0.
     pub(crate) fn shared_len(&self) -> usize {
         if self.is_shared { self.len() } else { 0 }
     }
@@ -94,7 +97,8 @@ impl Payload {
     pub(crate) fn split_to(&mut self, bytes: usize) -> Payload {
         let of_prefix = bytes.min(PREFIX_BYTES - usize::from(self.at));
         let end = self.at + of_prefix as u8;
-        // The first part keeps its bytes of the prefix at the end of its own prefix array.
+        // The bytes of the prefix that the first part gets are stored at the end of its array, because `at`
+        // counts the unused bytes from the front.
         let mut first = Payload {
             prefix: [0; PREFIX_BYTES],
             at: (PREFIX_BYTES - of_prefix) as u8,
@@ -146,28 +150,28 @@ impl Buf for Payload {
     }
 }
 
-/// Queued part of a stream.
+/// Entry of a stream's queue.
 #[derive(Debug)]
 pub(crate) enum Piece {
     Data { payload: Payload, end: bool },
     Trailers(Box<OwnedBlock>),
 }
 
-/// Queue of a stream. Most streams have nothing queued and no allocation for it.
+/// Data that is queued on a stream. Most streams have nothing queued, and so no value of this type.
 #[derive(Debug, Default)]
 pub(crate) struct Backlog {
-    /// Number of bytes in `queue`.
+    /// Number of body bytes in `queue`.
     pub(crate) bytes: usize,
-    /// Part of `bytes` whose payloads are shared with other streams.
+    /// Number of those bytes whose payloads are shared with other streams.
     pub(crate) shared_bytes: usize,
-    /// Queued pieces; empty only during an operation on the queue.
+    /// Queued payloads and trailers, first in, first out; empty only during an operation on the queue.
     pub(crate) queue: VecDeque<Piece>,
 }
 
-/// Bytes that a stream must still receive according to `content-length`, if known. `u64::MAX` means unknown,
-/// which takes half the memory of an `Option<u64>`; every open stream has such a field. An announced length
-/// of `u64::MAX` is stored as `u64::MAX - 1`, which makes no difference, because no body reaches such a
-/// length.
+/// Number of bytes that a stream must still receive according to `content-length`; `u64::MAX` if the length
+/// is unknown. This type takes half the memory of an `Option<u64>`, which matters because each open stream
+/// has such a field. An announced length of `u64::MAX` is stored as `u64::MAX - 1`, which makes no
+/// difference, because no body reaches such a length.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct ContentLeft(u64);
 
@@ -178,12 +182,12 @@ impl ContentLeft {
         ContentLeft(length.map_or(ContentLeft::UNKNOWN, |length| length.min(ContentLeft::UNKNOWN - 1)))
     }
 
-    /// Returns true if more bytes are known to be missing.
+    /// Returns true if the length is known and bytes are still missing.
     pub(crate) fn is_short(self) -> bool {
         self.0 > 0 && self.0 != ContentLeft::UNKNOWN
     }
 
-    /// Subtracts received bytes. Returns false if there are more than were announced.
+    /// Subtracts received bytes. Returns false if more bytes have arrived than were announced.
     pub(crate) fn came(&mut self, bytes: u64) -> bool {
         if self.0 == ContentLeft::UNKNOWN {
             return true;
@@ -198,32 +202,34 @@ impl ContentLeft {
 #[derive(Debug)]
 pub(crate) struct Stream {
     pub(crate) id: u32,
-    /// Turn in which the stream was opened.
+    /// Number of the connection's turn in which the stream was opened.
     pub(crate) turn: u32,
-    /// Receive window in bytes. Negative if the settings reduced it below the bytes that the peer has already
-    /// sent.
+    /// Receive window in bytes. Negative if this end's settings have reduced the window after the peer had
+    /// already sent more.
     pub(crate) may_receive: i32,
-    /// Bytes passed to the consumer and not released yet.
+    /// Number of data bytes that were passed to the consumer and not released yet.
     pub(crate) unreleased: u32,
     /// Difference between the send window and the initial window in the peer's settings. The difference is
     /// stored instead of the window, so that no stream has to be updated when the peer changes its settings.
     pub(crate) window_change: i32,
-    /// Body bytes that were put into frames.
+    /// Total number of body bytes that were moved to the output.
     pub(crate) sent: u64,
-    /// Queued parts, if there are any.
+    /// Data that is queued on the stream; `None` if there is none.
     pub(crate) backlog: Option<Box<Backlog>>,
     pub(crate) content_left: ContentLeft,
     /// True once the peer has finished the stream.
     pub(crate) received_end: bool,
     /// True once this end has finished the stream.
     pub(crate) sent_end: bool,
-    /// True once the head of the received message was passed to the caller.
+    /// True once the head of the peer's message, not counting informational responses, was passed to the
+    /// caller.
     pub(crate) received_head: bool,
-    /// True once the head of the sent message was sent.
+    /// True once this end has sent the head of its message.
     pub(crate) sent_head: bool,
-    /// True if the stream is in the list of turns.
+    /// True if the stream is in the connection's list of streams that are ready to send.
     pub(crate) is_ready: bool,
-    /// True if the caller asked to be notified when the stream can send again.
+    /// True if the caller has asked to be notified when the stream can send again
+    /// ([`crate::Connection::want_room`]).
     pub(crate) wants_room: bool,
     /// True for a HEAD request, whose response has no content, whatever `content-length` says (RFC 9110,
     /// section 8.6).
@@ -231,7 +237,8 @@ pub(crate) struct Stream {
 }
 
 impl Stream {
-    /// Creates a stream that was opened in the given turn and has neither sent nor received data.
+    /// Creates the state of a stream that was opened in the given turn and has neither sent nor received
+    /// anything.
     pub(crate) fn new(id: u32, turn: u32, may_receive: i32) -> Stream {
         Stream {
             id,
@@ -252,17 +259,17 @@ impl Stream {
         }
     }
 
-    /// Returns the queued body bytes.
+    /// Returns the number of queued body bytes.
     pub(crate) fn queued(&self) -> usize {
         self.backlog.as_ref().map_or(0, |backlog| backlog.bytes)
     }
 
-    /// Returns the piece of the backlog that is sent next.
+    /// Returns the queue entry that is sent next.
     pub(crate) fn first(&self) -> Option<&Piece> {
         self.backlog.as_ref()?.queue.front()
     }
 
-    /// Returns the last piece of the backlog.
+    /// Returns the last queue entry.
     pub(crate) fn last(&self) -> Option<&Piece> {
         self.backlog.as_ref()?.queue.back()
     }
@@ -274,12 +281,12 @@ impl Stream {
 }
 
 /// Hasher for stream identifiers. The identifiers are increasing odd numbers, but the peer chooses which
-/// numbers it skips. So they are multiplied by a secret number, and the peer cannot choose identifiers that
-/// collide.
+/// numbers it skips. They are multiplied by a secret number, so that the peer cannot choose identifiers whose
+/// hashes collide.
 #[derive(Default)]
 pub(crate) struct Mixer(u64);
 
-/// Multiplier for stream identifiers in all connections of the process.
+/// Secret multiplier for the hashes of stream identifiers, the same in all connections of the process; odd.
 static SECRET: LazyLock<u64> = LazyLock::new(|| RandomState::new().hash_one("stream identifiers") | 1);
 
 impl Hasher for Mixer {
@@ -292,22 +299,24 @@ impl Hasher for Mixer {
         }
     }
     fn write_u32(&mut self, number: u32) {
-        // The upper bits of the product depend on all bits of the number; the map uses the lowest and the
-        // highest bits.
+        // Only the upper bits of the product depend on all bits of the number. The rotation moves some of
+        // them to the lowest bits, because the map uses the lowest and the highest bits.
         self.0 = (self.0 ^ u64::from(number)).wrapping_mul(*SECRET).rotate_left(20);
     }
 }
 
-/// Key that belongs to no stream, since identifiers begin at 1.
+/// Key that belongs to no stream, because identifiers begin at 1.
 const NO_KEY: Key = Key { slot: 0, id: 0 };
 
 /// Open streams of a connection.
 pub(crate) struct Streams {
-    /// Allocated when a stream is opened, freed when the connection is idle without streams.
+    /// `None` until a stream is opened, and again when the connection is idle without streams, to save
+    /// memory.
     tables: Option<Box<Tables>>,
-    /// Stream that was found last, since frames of one stream often follow each other; [`NO_KEY`] if none.
+    /// Key of the stream that was found last, which is compared first, because frames of one stream often
+    /// follow each other; [`NO_KEY`] if there is none.
     last: Key,
-    /// Number of slots visited by iterations over all streams.
+    /// Number of slots that iterations over all streams have visited, for tests of their cost.
     #[cfg(test)]
     looks: std::cell::Cell<usize>,
 }
@@ -323,13 +332,13 @@ impl Default for Streams {
     }
 }
 
-/// Maximum number of slots that are searched linearly. For so few slots a search is faster than a map, and
-/// needs no memory.
+/// Maximum number of slots that are searched linearly. For so few slots that is faster than a map, and needs
+/// no additional memory.
 const FEW: usize = 16;
 
 struct Tables {
     slots: Slab<Stream>,
-    /// Slots by stream identifier, if the slab has more than [`FEW`] slots, used or not.
+    /// Slots by stream identifier; `None` if the slab has at most [`FEW`] slots, used or not.
     #[expect(clippy::box_collection, reason = "most connections have few places, and three words less")]
     by_id: Option<Box<HashMap<u32, u32, BuildHasherDefault<Mixer>>>>,
 }
@@ -337,7 +346,8 @@ struct Tables {
 impl Default for Tables {
     fn default() -> Tables {
         // Many connections have one stream and then go idle. With a capacity of one, such a connection
-        // allocates little, and its short-lived memory leaves only small gaps between long-lived allocations.
+        // allocates little memory for a short time, which leaves only small gaps between long-lived
+        // allocations.
         Tables { slots: Slab::with_capacity(1), by_id: None }
     }
 }
@@ -423,7 +433,7 @@ impl Streams {
     }
 
     pub(crate) fn iter(&self) -> impl Iterator<Item = (Key, &Stream)> {
-        // The iteration also visits free slots.
+        // The capacity is counted, because the iteration also visits free slots.
         #[cfg(test)]
         self.looks.set(self.looks.get() + self.tables.as_ref().map_or(0, |tables| tables.slots.capacity()));
         let slots = self.tables.iter().flat_map(|tables| tables.slots.iter());
@@ -447,8 +457,8 @@ impl Streams {
     /// Returns the heap memory in bytes, without the queued parts of streams.
     pub(crate) fn heap_bytes(&self) -> usize {
         let Some(tables) = &self.tables else { return 0 };
-        // Besides the stream itself, a slot of the slab has one word. Besides its entry, a slot of the map
-        // has one byte.
+        // A slot of the slab has one word in addition to the stream, and a slot of the map one byte in
+        // addition to its entry.
         size_of::<Tables>()
             + tables.slots.capacity() * (size_of::<Stream>() + size_of::<usize>())
             + tables.by_id.as_ref().map_or(0, |by_id| by_id.capacity() * (size_of::<(u32, u32)>() + 1))

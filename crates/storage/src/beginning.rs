@@ -1,4 +1,5 @@
-//! The identity and first entries of a member without data, and the entries for `--force-new-cluster`.
+//! Prepares the log of a member that has no data yet: its identity and its first entries. Also creates the
+//! entries that `--force-new-cluster` appends to the log of an existing member.
 
 use std::fmt;
 
@@ -17,9 +18,10 @@ use crate::identity::Identity;
 pub struct Beginning {
     /// Ids of the member and its cluster.
     pub identity: Identity,
-    /// First entries of the log: those of a new cluster; none for a member that joins a cluster.
+    /// First entries of the log: the same for all members of a new cluster; empty for a member that joins an
+    /// existing cluster.
     pub entries: Vec<Entry>,
-    /// Members of the cluster that exist already: id and peer URLs.
+    /// Id and peer URLs of each member that the cluster already has.
     pub remotes: Vec<(u64, Vec<String>)>,
 }
 
@@ -68,7 +70,7 @@ impl std::error::Error for AloneError {
     }
 }
 
-/// Converts URLs to strings.
+/// Returns the URLs as strings.
 pub fn texts(urls: &[Url]) -> Vec<String> {
     urls.iter().map(|url| url.as_str().to_owned()).collect()
 }

@@ -1,6 +1,6 @@
-//! Buffers for parts of large values. A thread reuses freed buffers, because the first write to fresh memory
-//! costs a page fault per 4 KiB, which on a virtual machine takes longer than copying a value through a used
-//! buffer.
+//! Provides reusable buffers for reading large values in parts. Each thread keeps freed buffers for its next
+//! read, because the first write to fresh memory costs a page fault per 4 KiB, which on a virtual machine
+//! takes longer than copying a value through a used buffer.
 
 use std::cell::RefCell;
 
@@ -12,14 +12,15 @@ const SIZES: [usize; 3] = [16 << 10, 32 << 10, 64 << 10];
 pub const BUFFER_BYTES_MAX: usize = SIZES[SIZES.len() - 1];
 /// Size of the smallest buffer in bytes.
 pub const BUFFER_BYTES_MIN: usize = SIZES[0];
-/// Maximum bytes of free buffers of one size that a thread keeps.
+/// Maximum total size, in bytes, of the free buffers of one size that a thread keeps. A buffer that is
+/// dropped beyond this limit is deallocated.
 const FREE_BYTES_MAX: usize = 1 << 20;
 
 thread_local! {
     static FREE: [RefCell<Vec<Box<[u8]>>>; SIZES.len()] = const { [const { RefCell::new(Vec::new()) }; SIZES.len()] };
 }
 
-/// A buffer with undefined content. When it is dropped, the dropping thread keeps it for reuse.
+/// A buffer with undefined content. When it is dropped, the thread that drops it keeps its memory for reuse.
 pub struct Buffer {
     bytes: Box<[u8]>,
     len: usize,
@@ -40,8 +41,8 @@ impl Buffer {
     }
 
     /// Returns the first `len` bytes. The buffer is freed when the last reference to them is dropped. If the
-    /// bytes fill at most half of the buffer, they are copied and the buffer is freed at once, so that the
-    /// returned bytes never occupy more than twice their size.
+    /// bytes fill at most half of the buffer, they are copied and the buffer is freed immediately, so that
+    /// the returned bytes never occupy twice their size or more.
     pub fn freeze(mut self, len: usize) -> Bytes {
         self.len = len.min(self.bytes.len());
         if self.len <= self.bytes.len() / 2 {
@@ -61,7 +62,8 @@ impl Drop for Buffer {
     fn drop(&mut self) {
         let bytes = std::mem::take(&mut self.bytes);
         let Some(class) = SIZES.iter().position(|size| *size == bytes.len()) else { return };
-        // The thread-local list does not exist any more while the thread ends. The buffer is then freed.
+        // The error is ignored: it means that the thread is ending and its list of free buffers is already
+        // destroyed. The buffer is then deallocated.
         let _ = FREE.try_with(|free| {
             let mut free = free[class].borrow_mut();
             if free.len() < FREE_BYTES_MAX / SIZES[class] {

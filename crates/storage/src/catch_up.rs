@@ -5,12 +5,12 @@ use std::sync::mpsc::Receiver;
 use consensus::{Entry, EntryKind, Fetch};
 use log::ReadError;
 
-/// Maximum number of queued reads: one for each follower, of which there are few.
+/// Maximum number of queued reads. It is never reached in practice: the leader has at most one read in
+/// progress for each follower, and a cluster has few followers.
 pub const FETCHES_MAX: usize = 64;
 
-/// Entries that a follower needs and that are no longer in memory. Empty if the log no longer has them.
-///
-/// The error says why the entries cannot be read. Entries that the log has removed are not an error.
+/// Result of reading entries that a follower needs and that are no longer in memory. Empty if the log has
+/// removed them, which is not an error. The error says why existing entries cannot be read.
 pub type Fetched = Result<Vec<Entry>, ReadError>;
 
 /// Serves read orders until the queue is closed. `tell` receives each result.
@@ -25,8 +25,8 @@ pub fn run(entries: &log::Entries, fetches: &Receiver<Fetch>, tell: impl Fn(Fetc
 pub fn carry_out(entries: &log::Entries, fetch: &Fetch) -> Fetched {
     match entries.read(fetch.first, fetch.last, fetch.bytes_max) {
         Ok(entries) => Ok(entries.into_iter().map(entry_of).collect()),
-        // The log has removed the entries in the meantime. The leader then finds out again which entries the
-        // follower needs.
+        // The log has removed the entries since the leader ordered the read. An empty result makes the leader
+        // determine again what to send to the follower, for example a snapshot.
         Err(ReadError::Moved | ReadError::Unavailable) => Ok(Vec::new()),
         Err(error) => Err(error),
     }

@@ -1,11 +1,11 @@
-//! The checkpointer. It writes the state to disk while the member runs, and finds values that have to be
-//! moved.
+//! Writes checkpoints of the state while the member runs, so that a start need not replay the whole log. Also
+//! finds values that have to be moved out of old log segments, so that these can be deleted.
 //!
-//! It reads the state slice by slice ([`AsOf`]) on a dedicated thread with pauses, and neither the writer nor
-//! readers of the state wait for it. A checkpoint is a base run followed by delta runs, like the levels of a
-//! log-structured merge tree: most checkpoints write only new versions. A run is rewritten, together with
-//! newer ones, only when the newer ones together have reached its size, so each version is written only a few
-//! times in total.
+//! The checkpointer reads the state in short steps ([`AsOf`]) on a dedicated thread, with pauses in between,
+//! so neither the writer nor readers of the state wait for it. A checkpoint is a base run followed by delta
+//! runs, like the levels of a log-structured merge tree: most checkpoints write only new versions. A run is
+//! rewritten, together with newer ones, only when the newer ones together have reached its size, so each
+//! version is written only a few times in total.
 //!
 //! # Example: runs and levels
 //!
@@ -47,20 +47,21 @@ use crate::identity::Identity;
 use crate::nospace::Note;
 use crate::values::LogValues;
 
-/// Maximum number of runs. If there are more, runs are merged, whatever their sizes.
+/// Maximum number of runs of a checkpoint. A checkpoint that would have more merges its newest runs, whatever
+/// their sizes.
 const RUNS_MAX: usize = 8;
-/// Bytes between two syncs of a run that is being written. A sync of the log on the same disk may have to
-/// wait for this many bytes.
+/// Bytes between two syncs of a run that is being written. The number is small because a sync of the log on
+/// the same disk may have to wait until this many bytes are written.
 const SYNC_BYTES: u64 = 4 << 20;
 /// Ratio of pause time to working time while a run is written, so that writing uses only a small part of a
 /// processor core.
 const PAUSE_FACTOR: u32 = 2;
 const PAUSE_MAX: Duration = Duration::from_millis(5);
-/// Pause before the next attempt after a commit that failed half-way, for which it is unknown whether it took
-/// effect.
+/// Pause after a commit that failed half-way, so that it is unknown whether it took effect. The next order,
+/// which repeats the commit, is executed only after the pause.
 const SETTLE_PAUSE: Duration = Duration::from_millis(200);
-/// Estimated size in bytes of a version in a run, used before this process has measured one, and lower bound
-/// of the measured size.
+/// Estimated size of a version of a key in a run, in bytes. Used if no run gives a better estimate, and in
+/// most estimates also as a lower bound.
 const VERSION_BYTES: u64 = 48;
 const VERSION_BYTES_MIN: u64 = 8;
 /// Maximum number of bytes by which a run may exceed its estimated size, on a large disk.
@@ -68,7 +69,7 @@ const RUN_SLACK_BYTES: u64 = 256 << 10;
 /// Maximum number of bytes by which a run may exceed its estimated size, on the smallest disks: a block of
 /// most file systems.
 const RUN_SLACK_BYTES_MIN: u64 = 4096;
-/// Number of free bytes, in addition to four times the size of a checkpoint, at which no space is reserved
+/// If the file system has this many free bytes plus four times the size of the reserve, no space is reserved
 /// for the next checkpoint.
 const RESERVE_FREE_BYTES: u64 = 1 << 30;
 
@@ -102,8 +103,9 @@ pub struct Level {
 }
 
 impl Level {
-    /// Returns a file name that none of `levels` has. The usual name may be taken, because a run with the
-    /// same revisions and index can already exist that has old locations of moved values.
+    /// Returns a file name that no run of `levels` has. A suffix is added if the usual name is taken: a run
+    /// with the same revisions and applied index can exist that has the locations of values before they were
+    /// moved.
     pub fn name(from: Revision, to: Revision, applied_index: Index, levels: &[Level]) -> String {
         let mut name = format!("{from:016x}-{to:016x}-{applied_index:016x}.run");
         let mut again = 0;
@@ -114,8 +116,8 @@ impl Level {
         name
     }
 
-    /// Returns the average number of bytes per revision in this run. The result is too low if versions were
-    /// compacted.
+    /// Returns the average number of bytes per revision in this run. The result is less than the size of a
+    /// version if some of the versions were compacted.
     fn version_bytes(&self) -> u64 {
         let revisions = u64::try_from(self.to - self.from).unwrap_or(0).max(1);
         (self.run.file_bytes / revisions).max(VERSION_BYTES_MIN)
@@ -130,7 +132,8 @@ impl Level {
     }
 }
 
-/// Writes checkpoints and finds values that have to be moved. It executes one order at a time.
+/// Writes checkpoints and finds values that have to be moved out of old segments. It executes one order at a
+/// time.
 pub struct Checkpointer {
     member: Surface,
     store: CheckpointStore,
@@ -138,18 +141,21 @@ pub struct Checkpointer {
     note: Note,
     /// Size in bytes of a version in the base run, if this process has written that run.
     base_version_bytes: Option<u64>,
-    /// True if the last checkpoint found no space on the disk.
+    /// True if the last checkpoint failed because the disk was full.
     lacked_space: bool,
-    /// True after the disk was found to be full, until it has much free space again.
+    /// True after the disk was full, until [`Checkpointer::keep_reserve`] finds that the disk has much free
+    /// space again.
     was_short: bool,
-    /// True once a checkpoint found no space although the file system reported enough.
+    /// True after a checkpoint has failed because the disk was full although the file system reported enough
+    /// free space. Never reset.
     has_hidden_limit: bool,
     /// True if the reserved space is less than the next checkpoint needs.
     lacks_reserve: bool,
     job: Option<Job>,
-    /// Time for which [`Checkpointer::run`] has paused during the current order.
+    /// Total time for which [`Checkpointer::run`] has paused during the current order.
     paused: Duration,
-    /// A manifest, with its levels, whose commit failed half-way. A restart may or may not find it.
+    /// A manifest, and the levels that it names, whose commit failed half-way: a restart may find this
+    /// manifest or the previous one. It is committed again before the next checkpoint.
     unsettled: Option<(Manifest, Vec<Level>)>,
 }
 
@@ -159,14 +165,14 @@ enum Job {
     Relocation(Box<Moving>),
 }
 
-/// Result of a step.
+/// Result of a step of the checkpointer.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Step {
     /// No order is being executed.
     Idle,
     /// A part of a checkpoint was written: a block, the end of a run, or the manifest.
     Written,
-    /// The core has received a portion of values and must move it before the checkpointer can continue.
+    /// The core has received a batch of values and must move them before the checkpointer can continue.
     Waiting,
     /// The order was executed, or has failed.
     Ended,
@@ -175,7 +181,7 @@ pub enum Step {
 /// A checkpoint that is being written.
 struct Writing {
     stage: Stage,
-    /// Number of existing levels that are kept below the new one.
+    /// Number of the checkpointer's `levels` that are kept; the new one follows them.
     kept: usize,
     from: Revision,
     to: Revision,
@@ -190,7 +196,7 @@ struct Writing {
 enum Stage {
     /// Blocks of the run are being written; the first `synced` bytes are synced.
     Blocks { file: log::checkpoint::RunWriter, blocks: RunWriter, synced: u64 },
-    /// The run is complete. The manifest has to be written next.
+    /// The run is complete. The manifest that names it has to be written next.
     Whole(Run),
     /// The manifest names the run. Files that it does not name can be deleted now.
     Committed,
@@ -240,7 +246,7 @@ impl Checkpointer {
                 }
             }
             if self.unsettled.is_some() {
-                // The core may order the next checkpoint at once. The pause keeps a disk that fails from
+                // The core may order the next checkpoint immediately. The pause keeps a failing disk from
                 // being busy with retries.
                 std::thread::sleep(SETTLE_PAUSE);
             }
@@ -273,8 +279,9 @@ impl Checkpointer {
                 self.job = Some(Job::Relocation(Box::new(moving)));
             }
             Order::Note(cause) => {
-                // If the note cannot be written, an alarm that the disk has raised stays after a restart
-                // until a client disarms it.
+                // The error is ignored, because its only consequence is that an alarm that was raised for a
+                // full disk is not cleared automatically after a restart, but stays until a client disarms
+                // it.
                 let _ = self.note.write(cause);
             }
             Order::Reserve { is_short, queued } => {
@@ -288,8 +295,8 @@ impl Checkpointer {
         true
     }
 
-    /// Executes the next part of the current order: writes a block, or sends the core a portion of values.
-    /// Does not wait for the core.
+    /// Executes the next part of the current order: writes a block, or sends the core a batch of values to
+    /// move. Does not wait for the core.
     pub fn step(&mut self) -> Step {
         match self.job.take() {
             None => Step::Idle,
@@ -321,11 +328,13 @@ impl Checkpointer {
     fn checkpointed(&mut self, result: Result<Checkpointed, CheckpointError>) {
         self.lacked_space = result.as_ref().is_err_and(CheckpointError::is_full);
         self.was_short |= self.lacked_space;
-        // The free space is measured only now, because the failed attempt may have freed space.
+        // If the file system reports much free space although the checkpoint has just failed for lack of
+        // space, there is a limit that the file system does not report, such as a quota.
         let plenty = |space: DiskSpace| space.free_bytes >= RESERVE_FREE_BYTES;
         self.has_hidden_limit |= self.lacked_space && self.store.space().is_some_and(plenty);
         if result.is_err() {
-            // The order is over, so the log need not leave space for its checkpoint any more.
+            // The log may still be keeping space free for the failed checkpoint, which no longer needs it.
+            // `keep_reserve` sets the amount again to what the next checkpoint needs.
             self.keep_reserve();
         }
         (self.member.tell)(Event::Checkpointed(result));
@@ -351,8 +360,8 @@ impl Checkpointer {
         }
         let mut kept = levels.len();
         let mut from = levels.last().map_or(Revision(0), |level| level.to);
-        // The size is estimated from the last run. An estimate that is too high would make runs be rewritten
-        // too often.
+        // The size of a version is taken from the last run, without the lower bound `VERSION_BYTES`: an
+        // estimate that is too high would cause runs to be rewritten too often.
         let each = levels.last().map_or(VERSION_BYTES, Level::version_bytes);
         let mut bytes = u64::try_from(revision - from).unwrap_or(0).saturating_mul(each);
         while let Some(level) = kept.checked_sub(1).and_then(|last| levels.get(last))
@@ -368,36 +377,38 @@ impl Checkpointer {
         (from, kept)
     }
 
-    /// Reserves space for the next checkpoint, unless the disk has much free space. The log leaves free the
-    /// space that cannot be reserved, until the next attempt.
+    /// Reserves space for the next checkpoint in a file, unless the disk has much free space. If only a part
+    /// can be reserved now, makes the log leave the size of the rest free on the file system until the next
+    /// call.
     fn keep_reserve(&mut self) {
         let Some(space) = self.store.space() else { return self.hold(0, Need::More) };
         let bytes = self.file_bytes();
         let slack = self.slack(space);
-        // On a full disk some entries, mainly deletes, are still accepted, and the next checkpoints contain
-        // them. If the free space is not known, the space for these entries must be part of the reserve.
+        // On a full disk some entries, mainly deletes, are still accepted, and make the next checkpoint
+        // larger. If the free space is not known, the space for this growth must be part of the reserve.
         let hidden = self.is_limit_hidden();
         let growth = if hidden { u64::from(self.member.segment_bytes) / 2 } else { 0 };
         let wanted = (bytes + bytes / 2 + growth + slack).next_multiple_of(4096);
         let plenty = space.free_bytes >= RESERVE_FREE_BYTES + 4 * wanted;
         if plenty && !hidden {
             self.was_short = false;
-            // If the reserve cannot be removed, it only takes space, of which there is plenty.
+            // The error is ignored: a reserve that cannot be removed only occupies space, of which there is
+            // plenty.
             let _ = self.store.drop_reserve();
             return self.hold(0, Need::More);
         }
-        // If the disk refuses for another reason than lack of space, leaving space free would not help, so
-        // the reserve counts as complete.
+        // `keep_reserve` does not return an error if the disk is full, so an error has another cause. It
+        // would not help then if the log kept space free, so the reserve counts as complete.
         let kept = self.store.keep_reserve(wanted, (slack / 4).max(4096)).unwrap_or(wanted);
         self.lacks_reserve = kept < wanted;
-        // If the reserve is too small for a whole checkpoint, the need is urgent, because only that
-        // checkpoint can free space.
+        // The need is urgent if the reserve is too small for a complete checkpoint: log segments can be
+        // deleted only after the next checkpoint, so without that checkpoint no space becomes free.
         let need = if kept < bytes + growth { Need::Urgent } else { Need::More };
         self.hold(wanted.saturating_sub(kept), need);
     }
 
-    /// Returns true if the file system was full although it reported free space. This happens, for example,
-    /// with a quota on a file server.
+    /// Returns true if a write has failed before because the disk was full although the file system reported
+    /// free space. This happens, for example, with a quota on a file server.
     fn is_limit_hidden(&self) -> bool {
         self.has_hidden_limit || self.member.values.has_hidden_limit()
     }
@@ -409,9 +420,9 @@ impl Checkpointer {
         }
     }
 
-    /// Makes the log leave free the space that a finished run releases: the unused rest of the reserve file
-    /// into which it was written, and the space of the runs that it replaces. [`Checkpointer::keep_reserve`]
-    /// then reserves that space first.
+    /// Makes the log keep free the space that is about to be released: the rest of the reserve file that the
+    /// finished run does not need, and the runs that the new one replaces. Otherwise the log could take that
+    /// space before [`Checkpointer::keep_reserve`] reserves it again.
     fn hold_until_reserved(&self, file: &log::checkpoint::RunWriter, kept: usize) {
         if self.was_short || file.is_in_reserve() {
             let replaced: u64 = self.levels[kept..].iter().map(|level| level.run.file_bytes).sum();
@@ -454,27 +465,30 @@ impl Checkpointer {
             && let Some(last) = self.levels.last()
             && last.from >= from_min
         {
-            // An additional file for each checkpoint would use up the reserve, but one of the next
-            // checkpoints has to free space. So the last run is rewritten instead.
+            // The last run is rewritten together with the new versions. An additional run for each checkpoint
+            // would use up the disk, and then no checkpoint could be written that allows the log to free
+            // space.
             (from, kept) = (last.from, kept - 1);
         }
-        // A base run needs only the versions that can still be read.
+        // A base run needs only the versions that can still be read, so tombstones that cannot be read any
+        // more need not be protected from removal while it is written.
         let state = if from == Revision(0) { state.of_what_is_readable() } else { state };
         let (to, applied_index, term) = (head.revision, head.applied_index, head.applied_term);
         let name = Level::name(from, to, applied_index, &self.levels);
-        // An attempt that failed or was interrupted by a crash may have left files, perhaps one with the same
-        // name.
+        // Deletes files that no manifest names. A checkpoint that failed or was interrupted by a crash may
+        // have left some, perhaps one with the name of the new run, which must not exist.
         self.store.prune(&Checkpointer::manifest(&self.levels, applied_index, term, Vec::new()))?;
         let bytes = if from == Revision(0) {
             self.file_bytes().max(versions * 2 * VERSION_BYTES)
         } else {
-            // The size is estimated from the last run, because a revision may have many versions, and keys
-            // may be long.
+            // The bytes per revision are estimated from the last run, because a revision may have many
+            // versions, and keys may be long.
             let each = self.levels.last().map_or(0, Level::version_bytes).max(VERSION_BYTES);
             u64::try_from(to - from).unwrap_or(0).saturating_mul(2 * each)
         };
-        // The run may use the reserve if the last run did not fit into its estimated size, or if the free
-        // space is not known.
+        // With an expected size this large, the run is always written into the reserve file. This is
+        // necessary if the last checkpoint found the disk full despite its estimate, or if the free space is
+        // not known.
         let bytes = if self.lacked_space || self.is_limit_hidden() { u64::MAX / 2 } else { bytes };
         let bytes = bytes + self.store.space().map_or(0, |space| self.slack(space));
         let identity = self.member.identity.to_bytes();
@@ -484,9 +498,9 @@ impl Checkpointer {
         Ok(Writing { stage, kept, from, to, applied_index, term, metadata, versions })
     }
 
-    /// Commits a manifest. If that fails half-way, a restart may or may not find the manifest. So no file may
-    /// be removed yet, and the manifest is stored to be committed again. `perhaps` is true if an earlier
-    /// attempt may have committed it already.
+    /// Commits a manifest. If that fails half-way, a restart may or may not find the manifest. So the files
+    /// of this manifest and of the previous one are kept, and this manifest is stored in `unsettled` to be
+    /// committed again. `perhaps` is true if an earlier attempt may have committed it already.
     fn commit(
         &mut self,
         manifest: Manifest,
@@ -510,15 +524,16 @@ impl Checkpointer {
     /// Repeats a commit that failed half-way, if there is one.
     fn settle(&mut self) -> Result<(), CheckpointError> {
         let Some((manifest, levels)) = self.unsettled.take() else { return Ok(()) };
-        // The earlier attempt may have used up the space that is reserved for the manifest.
+        // Reserves space for the manifest again, because the earlier attempt may have used it up.
         self.keep_reserve();
         self.commit(manifest, levels, true)
     }
 
-    /// Writes the next part of a checkpoint. Returns the checkpoint once it is durable.
+    /// Writes the next part of a checkpoint: a block, the end of the run, or the manifest. Returns `None`
+    /// until the checkpoint is durable and the files that it does not need are deleted.
     fn write(&mut self, writing: &mut Writing) -> Result<Option<Checkpointed>, CheckpointError> {
-        // Single syncs are recorded, because alerts on this metric are meant to detect a slow disk. The
-        // duration of a whole checkpoint would include pauses.
+        // The metric records the duration of each sync, because alerts on it are meant to detect a slow disk.
+        // The duration of a whole checkpoint would include pauses.
         let syncs = &self.member.metrics.disk.backend_commit_duration;
         match std::mem::replace(&mut writing.stage, Stage::Committed) {
             Stage::Blocks { mut file, mut blocks, mut synced } => {
@@ -548,8 +563,9 @@ impl Checkpointer {
                 let metadata = std::mem::take(&mut writing.metadata);
                 let manifest = Checkpointer::manifest(&levels, writing.applied_index, writing.term, metadata);
                 let committed = self.commit(manifest, levels, false);
-                // The sync of the directory may succeed if it is repeated. Without the retry, the run, which
-                // is valid, would be written again.
+                // The commit is repeated once if it failed half-way, because the sync of the directory may
+                // succeed the second time. Without the retry the checkpoint would fail, and the run, which is
+                // valid, would be written again.
                 committed.or_else(|why| if self.unsettled.is_some() { self.settle() } else { Err(why) })?;
                 Ok(None)
             }
@@ -696,7 +712,7 @@ mod tests {
             put(&mut machine, 1);
             checkpointed(&mut checkpointer, &told, &mut machine, || ()).expect("the disk is good");
             put(&mut machine, 2);
-            // Two failures are needed, because the sync of a directory is tried twice.
+            // Two failures are injected, because a commit repeats a failed sync of the directory once.
             memory.fail_next(disk::Operation::Sync, nth, disk::Fault::Once(5));
             memory.fail_next(disk::Operation::Sync, nth + 2, disk::Fault::Once(5));
             let failed = checkpointed(&mut checkpointer, &told, &mut machine, || ()).is_err();

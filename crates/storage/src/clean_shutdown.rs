@@ -1,5 +1,5 @@
-//! A file beside the log with the ids of its member, and the end of the log at the last clean shutdown or
-//! start.
+//! Reads and writes a small file beside the log that contains the ids of its member, and the end of the log
+//! at the last clean shutdown or start. With this file, a start detects that the end of the log was lost.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -11,19 +11,19 @@ use numbers::{ClusterId, MemberId};
 use crate::identity::Identity;
 use telemetry::logging::{Logger, Value};
 
-/// The shutdown record in a data directory.
+/// The file of the shutdown record in a data directory, and the record that it contained at the start.
 pub struct CleanShutdown {
     disk: Arc<dyn Disk>,
     path: PathBuf,
-    /// The record when the member was started; `None` if it was missing or damaged.
+    /// The record in the file when it was read at the start; `None` if it was missing or damaged.
     pub known: Option<ShutdownRecord>,
     /// True if the file existed, even if it was damaged.
     pub was_there: bool,
 }
 
 impl CleanShutdown {
-    /// Reads the record. A damaged record counts as missing, because the record only serves to prove that
-    /// other data are missing.
+    /// Reads the record. A damaged record counts as missing, because the member can run without it: it only
+    /// serves to detect that other data is missing.
     pub fn read(
         disk: &Arc<dyn Disk>,
         member_dir: &Path,
@@ -65,14 +65,16 @@ impl CleanShutdown {
         }
     }
 
-    /// Records that the log is in use, and up to where it is durable. Must be called before anything is
-    /// written to the log; otherwise, after a crash, the log would be longer than the record of the clean
-    /// shutdown says.
+    /// Records that the log is in use, and the position up to which it is durable. Must be called before
+    /// anything is written to the log. Otherwise, after a crash, the file would still contain the record of a
+    /// clean shutdown, and the next start would be refused, because the log would be longer than that record
+    /// says.
     pub fn open(&self, identity: &Identity, synced_to: Option<LogEnd>) -> Result<(), OpenError> {
         self.write(identity, None, synced_to)
     }
 
-    /// Records the end of the log after it is closed; `None` for a log that was never written.
+    /// Records the position at which the log ends after it is closed. Does nothing if `end` is `None`, which
+    /// stands for a log that was never written.
     pub fn close(&self, identity: &Identity, end: Option<LogEnd>) -> Result<(), OpenError> {
         if end.is_some() { self.write(identity, end, None) } else { Ok(()) }
     }

@@ -1,11 +1,11 @@
-//! Hashes of the last compactions, which HashKV returns.
+//! Computes and keeps the hashes of the last compactions, which the call HashKV returns.
 //!
 //! etcd computes a hash of the versions that a compaction traverses, together with the previous compact
 //! revision, and keeps the last ten. HashKV at exactly the revision of a compaction returns that hash, even
-//! if the revision has been compacted since. Members compare these hashes with each other, so all must have
-//! them at the same revisions. Here a dedicated thread computes them from the state published with the
-//! compaction, and from the checksums of values in the index: so the core does not wait for the thread, and
-//! the thread does not read the disk.
+//! if the revision has been compacted since. Members compare these hashes with each other, so all members
+//! must have hashes of the same compactions. In Mainstay a dedicated thread computes them from the state that
+//! was published with the compaction, and from the checksums of values in the index. So the core does not
+//! wait for the thread, and the thread does not read the disk.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -20,17 +20,17 @@ use tokio::sync::watch;
 
 use crate::kv_hash::KvHash;
 
-/// Number of hashes that are kept, as in etcd.
+/// Number of compactions whose hashes are kept. etcd keeps the same number.
 const KEPT_MAX: usize = 10;
 /// Maximum number of compactions that wait for their hash. Further compactions get no hash.
 pub const JOBS_MAX: usize = 16;
-/// Number of versions visited between two pauses.
+/// Number of versions of keys that are visited between two pauses.
 const VERSIONS_PER_SLICE: usize = 4096;
-/// Ratio of pause time to the time of the preceding slice, so that hashing uses only a part of a processor
-/// core.
+/// Ratio of the pause time to the duration of the step before the pause, so that hashing uses only a part of
+/// a processor core.
 const PAUSE_FACTOR: u32 = 1;
 
-/// Progress of computing the hash of one compaction.
+/// State of one compaction's hash: being computed, or known.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Progress {
     Computing,
@@ -48,7 +48,8 @@ pub struct CompactionHash {
 }
 
 impl CompactionHash {
-    /// Waits until the hash is computed; `None` if its computation was given up.
+    /// Waits until the hash is computed, and returns it; returns `None` if the computation ended without a
+    /// hash.
     pub async fn wait(mut self) -> Option<u32> {
         match *self.progress.wait_for(|progress| *progress != Progress::Computing).await.ok()? {
             Progress::Known(hash) => Some(hash),
@@ -64,7 +65,7 @@ pub struct KnownHash {
     pub revision: Revision,
     /// Compact revision before the compaction.
     pub compact_revision: Revision,
-    /// HashKV's hash of the compaction.
+    /// Hash that the call HashKV returns for the compaction.
     pub hash: u32,
 }
 
@@ -105,9 +106,9 @@ impl CompactionHashes {
         known.collect()
     }
 
-    /// Queues the computation of a compaction's hash; `state` is the state that was published with the
-    /// compaction; it still has the versions that the compaction made unreadable. Returns false if too many
-    /// compactions wait for their hashes.
+    /// Queues the computation of a compaction's hash. `state` is the state that was published with the
+    /// compaction, and still has the versions that the compaction made unreadable. Returns false, and the
+    /// compaction gets no hash, if too many compactions are waiting for theirs or the thread has ended.
     pub fn order(
         &self,
         jobs: &SyncSender<Job>,
@@ -128,12 +129,14 @@ impl CompactionHashes {
         true
     }
 
-    /// Stops [`CompactionHashes::run`] soon, even during a computation.
+    /// Makes [`CompactionHashes::run`] return after its current step if it is computing a hash. If it is
+    /// waiting for a job, it returns only when the queue is closed.
     pub fn stop(&self) {
         self.stopped.store(true, Ordering::Relaxed);
     }
 
-    /// Computes hashes until the queue is closed.
+    /// Computes the hashes of queued compactions until the queue is closed, or [`CompactionHashes::stop`] is
+    /// called during a computation.
     pub fn run(&self, jobs: &Receiver<Job>) {
         while let Ok(job) = jobs.recv() {
             let mut computing = Computing::new(job);
@@ -154,7 +157,7 @@ impl CompactionHashes {
 /// A hash that is being computed.
 pub struct Computing {
     job: Job,
-    /// The walk over the versions. It is created with the first slice.
+    /// The walk over the versions; `None` until the first step.
     walk: Option<HashWalk>,
     hash: KvHash,
 }
@@ -165,8 +168,9 @@ impl Computing {
         Computing { job, walk: None, hash: KvHash::default() }
     }
 
-    /// Computes one slice. Returns true if the computation has ended: either the hash was sent to the calls
-    /// that wait, or the state was removed before the hash was complete, and these calls get no hash.
+    /// Performs one step of the computation. Returns true if the computation has ended: either the hash was
+    /// sent to the waiting calls, or the versions were removed before the hash was complete, and these calls
+    /// get no hash.
     pub fn step(&mut self) -> bool {
         let Computing { job, walk, hash } = self;
         let Ok(slice) = job.state.slice() else { return true };
@@ -175,7 +179,8 @@ impl Computing {
             .get_or_insert_with(|| HashWalk::of_compaction(&snapshot, job.compact_revision, job.revision));
         let done = walk.step(&snapshot, VERSIONS_PER_SLICE, |version| hash.feed_checksum(version));
         if done {
-            // Possibly no call waits now; the channel keeps the hash for later calls.
+            // The error is ignored: it means that the hash is no longer among those that are kept, and that
+            // no call is waiting for it.
             let _ = job.answer.send(Progress::Known(hash.finish()));
         }
         done

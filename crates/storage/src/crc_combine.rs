@@ -1,16 +1,16 @@
 //! Computes the CRC-32C of two concatenated byte strings from their own CRCs.
 //!
 //! A CRC is the remainder of the string, as a polynomial over GF(2), modulo the generator. Each byte appended
-//! to a string multiplies the polynomial by x^8, so combining takes one multiplication per set bit of the
-//! length of the second string. (The function of the `crc32c` crate squares a matrix per bit, and takes a
-//! hundred times as long.)
+//! to a string multiplies the polynomial by x^8. Powers of x^8 are in a table, so combining takes one
+//! multiplication per set bit of the length of the second string. (The function of the `crc32c` crate squares
+//! a matrix for each bit, and takes a hundred times as long.)
 
-/// The generator polynomial with reflected bits (as all polynomials in this file): the highest bit is the
-/// coefficient of x^0.
+/// The generator polynomial of CRC-32C. As in all polynomials in this file, the bits are reflected: the
+/// highest bit is the coefficient of x^0.
 const GENERATOR: u32 = 0x82f6_3b78;
-/// x^8.
+/// The polynomial x^8, by which one appended byte multiplies a string.
 const BYTE: u32 = 1 << (31 - 8);
-/// Entry n is x to the power of 8 * 2^n.
+/// Entry n is x to the power of 8 * 2^n, by which 2^n appended bytes multiply a string.
 const POWERS: [u32; 32] = {
     let mut powers = [BYTE; 32];
     let mut n = 1;
@@ -26,7 +26,7 @@ const fn multiply(a: u32, mut b: u32) -> u32 {
     let mut product = 0;
     let mut n = 0;
     while n < 32 {
-        // Without branches, because the bits of a checksum are random and branches would be mispredicted.
+        // The masks replace branches, which would be mispredicted, because the bits of a checksum are random.
         product ^= b & ((a << n) >> 31).wrapping_neg();
         b = (b >> 1) ^ (GENERATOR & (b & 1).wrapping_neg());
         n += 1;

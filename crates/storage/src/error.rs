@@ -1,4 +1,5 @@
-//! Reasons why a data directory cannot be opened. Their texts for the operator are in `error/text.rs`.
+//! Defines the reasons why a data directory cannot be opened. Their messages for the operator are in
+//! `error/text.rs`.
 
 mod text;
 
@@ -19,7 +20,7 @@ use crate::identity::Identity;
 pub enum DataDirError {
     /// A file or directory could not be read or written, is damaged or missing, or belongs to another member.
     Files(log::OpenError),
-    /// The operating system did not say whether this path exists.
+    /// The operating system returned an error when it was asked whether this path exists.
     Lookup {
         /// Path that was looked up.
         path: PathBuf,
@@ -37,17 +38,18 @@ pub enum DataDirError {
         path: PathBuf,
         /// Path of the data directory.
         data_dir: PathBuf,
-        /// Description of the keys of API version 2, if the directory contains such keys.
+        /// Description of the keys in etcd's v2 store, which Mainstay does not have; `None` if there are no
+        /// such keys.
         old_store: Option<String>,
     },
-    /// etcd, or one of its tools, has the database open.
+    /// etcd, or one of its tools, has etcd's database in this directory open.
     EtcdRuns {
         /// Path of the locked database.
         path: PathBuf,
     },
     /// etcd has created a store beside the files of this member, which was never taken over from etcd.
     EtcdBeside(Box<EtcdBeside>),
-    /// etcd has run again on its old files after this member was taken over.
+    /// etcd has run again on its old files after Mainstay took this member over.
     EtcdRanAgain {
         /// Path of the data directory.
         data_dir: PathBuf,
@@ -58,23 +60,23 @@ pub enum DataDirError {
     },
     /// The member was exported to a data directory of etcd.
     Exported {
-        /// Path of the mark that the export has left.
+        /// Path of the file with which the export has marked this member as exported.
         mark: PathBuf,
-        /// The data directory that was made for etcd.
+        /// The data directory that the export created for etcd.
         to: PathBuf,
     },
     /// The member was exported to a data directory of etcd before, and another export was requested.
     ExportedBefore {
-        /// Path of the mark that the export has left.
+        /// Path of the file with which the export has marked this member as exported.
         mark: PathBuf,
-        /// The data directory that was made for etcd.
+        /// The data directory that the export created for etcd.
         to: PathBuf,
     },
     /// The directory contains no member.
     Empty {
         /// Directory that was searched.
         path: PathBuf,
-        /// Name of the missing part.
+        /// Name of the data that the directory lacks, for the error message.
         lacks: &'static str,
     },
     /// The cluster has removed this member.
@@ -100,13 +102,13 @@ pub enum DataDirError {
         /// Identity of the member that owns the directory.
         identity: Identity,
     },
-    /// The log of this member is in another directory than the options name, or that directory cannot be used
-    /// for it.
+    /// The log of this member is not in the directory that the options name, or that directory cannot be used
+    /// for the log.
     LogDirMismatch(Box<LogDirMismatch>),
     /// Files of the directory contradict each other, or one lacks data that another needs.
     Inconsistent(Box<Inconsistency>),
-    /// The first entries of a member without data could not be determined: [`crate::opening::Opening::begin`]
-    /// failed.
+    /// The first log entries of a member that has no data yet could not be determined:
+    /// [`crate::opening::Opening::begin`] failed.
     Begin(Box<dyn Error + Send + Sync>),
     /// The member cannot be made the only one of its cluster.
     ForceNewCluster(AloneError),
@@ -120,10 +122,10 @@ pub enum DataDirError {
     CheckpointThreadPanicked,
 }
 
-/// Reason why a directory cannot be that of a member's log.
+/// Reason why a directory cannot be used for a member's log.
 #[derive(Debug)]
 pub enum LogDirMismatch {
-    /// The log is in another directory.
+    /// The log is not in the directory that the options name, but in another.
     Elsewhere {
         /// Path of the log's directory.
         log_dir: PathBuf,
@@ -132,29 +134,31 @@ pub enum LogDirMismatch {
         /// Directory `<data-dir>/member/log`.
         own: PathBuf,
     },
-    /// Neither directory holds the log.
+    /// The log is neither in the directory that contained it before nor in the one that the options name.
     Missing {
         /// Directory that contained the log.
         log_dir: PathBuf,
         /// Directory that the options name.
         chosen: PathBuf,
     },
-    /// The data directory names a directory that contains no log.
+    /// The data directory has a note that the log is in a certain directory, but that directory contains no
+    /// log.
     NotThere {
-        /// The directory that the data directory names.
+        /// Directory of the log according to the note in the data directory.
         log_dir: PathBuf,
         /// Path of the directory `<data-dir>/member`.
         member_dir: PathBuf,
     },
-    /// The log, or a copy of it, is in another directory, and its end is not recorded, because the member was
-    /// not stopped cleanly.
+    /// The log, or a copy of it, is in another directory than before. Its end was not recorded, because the
+    /// member was not stopped cleanly, so it is unknown whether this log is complete.
     MovedInUse {
         /// Directory that contained the log.
         log_dir: PathBuf,
         /// Directory that the options name.
         chosen: PathBuf,
     },
-    /// The directory contains a log, but the data directory contains no data of its member.
+    /// The directory contains a log, but the data directory contains no data of the member to which the log
+    /// belongs.
     OfAnother {
         /// Path of the log's directory.
         log_dir: PathBuf,
@@ -165,10 +169,10 @@ pub enum LogDirMismatch {
     NotEmpty {
         /// Directory that the options name.
         chosen: PathBuf,
-        /// One of the files.
+        /// One of the files that do not belong to a log.
         file: PathBuf,
     },
-    /// The directory contains the data directory, or is used for something else in it.
+    /// The directory contains the data directory, or is in it and used for something other than the log.
     Overlaps {
         /// Directory that the options name.
         chosen: PathBuf,
@@ -177,7 +181,8 @@ pub enum LogDirMismatch {
     },
 }
 
-/// A contradiction between the files of a data directory, each of which is readable.
+/// A contradiction between files of a data directory, or content of a file that no release of Mainstay
+/// writes.
 #[derive(Debug)]
 pub enum Inconsistency {
     /// The log is missing, but other files of the member exist.
@@ -185,21 +190,23 @@ pub enum Inconsistency {
         /// Path of the log's directory.
         log_dir: PathBuf,
     },
-    /// The checkpoint cannot be used, and the log does not contain every entry since the first.
+    /// The checkpoint cannot be used, and the log cannot replace it, because it does not contain every entry
+    /// since the first.
     LogNotWhole {
         /// Error of the checkpoint.
         checkpoint: DataDirError,
-        /// Entries that the log lacks.
+        /// Entries that are missing in the log.
         lacking: MissingEntries,
     },
-    /// The checkpoint is missing, and the log does not contain every entry since the first.
+    /// The checkpoint is missing, and the log cannot replace it, because it does not contain every entry
+    /// since the first.
     NoCheckpoint {
         /// Path of the directory `<data-dir>/member`.
         member_dir: PathBuf,
-        /// Entries that the log lacks.
+        /// Entries that are missing in the log.
         lacking: MissingEntries,
     },
-    /// The applied index in the runs of the checkpoint differs from the one in its manifest.
+    /// The runs of the checkpoint and its manifest name different applied indexes.
     CheckpointIndex {
         /// Path of the directory `<data-dir>/member`.
         member_dir: PathBuf,
@@ -208,13 +215,13 @@ pub enum Inconsistency {
         /// Applied index in the runs.
         held: Index,
     },
-    /// The log ends before entries that are in the checkpoint.
+    /// The checkpoint covers entries after the end of the log.
     LogEndsEarly {
-        /// Path of the log's directory.
+        /// Directory that contains the log.
         log_dir: PathBuf,
         /// Index of the last entry in the log.
         last: Index,
-        /// Index of the last entry in the checkpoint.
+        /// Index of the last entry that the checkpoint covers.
         applied: Index,
     },
     /// The replay of the log ended at an entry other than the one that the log reports as its last.
@@ -233,7 +240,7 @@ pub enum Inconsistency {
     },
     /// The manifest names a file that cannot be a run of the checkpoint.
     UnknownRun {
-        /// Name of the file.
+        /// Name of the file in the manifest.
         name: String,
     },
     /// The runs of the checkpoint have content that Mainstay never writes.
@@ -243,7 +250,7 @@ pub enum Inconsistency {
         /// Error of restoring the runs.
         error: RestoreError<log::OpenError>,
     },
-    /// The data of a membership-change entry cannot be decoded.
+    /// The data of a log entry that changes the membership cannot be decoded.
     NotAChange {
         /// Log index of the entry.
         index: Index,
@@ -255,13 +262,13 @@ pub enum Inconsistency {
 /// Entries that are missing in a log that should contain every entry since the first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum MissingEntries {
-    /// The log starts after a snapshot that was installed at this entry.
+    /// The log starts after this entry, up to which a snapshot was installed.
     Before(Index),
     /// One or more entries in the middle of the log are missing.
     Gap {
         /// Index of the entry after the gap.
         found: Index,
-        /// Index that was expected there.
+        /// Index of the entry that was expected there, which is the first missing one.
         expected: Index,
     },
     /// Entries at the end of the log are missing. The log should contain the entries up to this index.
@@ -282,8 +289,9 @@ pub enum FirstEntriesError {
 }
 
 impl DataDirError {
-    /// Returns true if the cause is a missing or damaged file. A caller that has the content of the file in
-    /// another place can then continue without it.
+    /// Returns true if the cause is a missing or damaged file. A caller that has the content of the file
+    /// elsewhere can then continue: for example, a start can replay the log instead of reading the
+    /// checkpoint.
     pub fn is_damage(&self) -> bool {
         match self {
             DataDirError::Files(error) => error.is_damage(),

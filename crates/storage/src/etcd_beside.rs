@@ -1,14 +1,14 @@
-//! Protection of a member's directory that etcd has never used. It prevents etcd from starting there, and
-//! detects a store that etcd has created beside the member's files.
+//! Protects the directory of a member that was not taken over from etcd: prevents etcd from starting there,
+//! and detects a store that etcd has created beside the member's files.
 //!
 //! If etcd is started in a directory without a log of etcd, it creates an empty store with the same member
-//! id, and works. To prevent that, a directory of Mainstay has a file at the path `member/snap`, at which
-//! etcd first creates a directory. So every release of etcd refuses to start, with `failed to create snapshot
-//! directory`, the path, and `not a directory`, and writes nothing. The text of the file explains the remedy.
-//! So does the name of another file, beside `member`, which etcd prints before it exits (`found invalid file
-//! under data directory`). Files in the directory of etcd's log, as for a member that was taken over
-//! ([`crate::taken_over`]), would not be enough, because etcd creates its database before it reads that
-//! directory.
+//! id, and serves clients. To prevent that, a directory of Mainstay has a file at the path `member/snap`, at
+//! which etcd first creates a directory. So every release of etcd refuses to start, with `failed to create
+//! snapshot directory`, the path, and `not a directory`, and writes nothing. The content of that file
+//! explains the remedy. A second file, beside `member`, explains the remedy in its name, which etcd prints
+//! before it exits (`found invalid file under data directory`). For a member that was taken over, files in
+//! the directory of etcd's log keep etcd from starting ([`crate::taken_over`]). In a directory without a log
+//! of etcd, such files would not suffice, because etcd creates its database before it reads that directory.
 //!
 //! ```text
 //! <data-dir>/THIS-IS-DATA-OF-MAINSTAY.…      text
@@ -16,8 +16,9 @@
 //! <data-dir>/member/snap.left-by-etcd-<n>    an empty directory that existed at the path `snap` before
 //! ```
 //!
-//! If etcd has created a store anyway, the operator must decide whether to keep the store of etcd or the
-//! member. So a start is refused, and so is an import (`COMPAT-410`).
+//! If etcd has created a store anyway, the operator must decide whether to keep etcd's store or the member's
+//! data. Until the operator has moved the files of one of them away, a start is refused, and so is an import
+//! (`COMPAT-410`).
 
 use std::io::ErrorKind;
 use std::path::{Path, PathBuf};
@@ -32,8 +33,8 @@ use crate::etcd_store::{EtcdBeside, EtcdFiles, Holds, Newer};
 use crate::log_dir;
 use crate::taken_over::TakenOver;
 
-/// Name of a file in the data directory. The name says that the directory belongs to Mainstay; etcd since 3.4
-/// prints it in its log.
+/// Name of a file in the data directory. The name tells the operator that the directory belongs to Mainstay,
+/// because etcd 3.4 and later prints it in its log.
 pub const SIGN_NAME: &str = "THIS-IS-DATA-OF-MAINSTAY.to-go-back-to-etcd-run-mainstay-utl-export";
 
 /// Text of the file [`SIGN_NAME`], and of the file at the path of etcd's directory `member/snap`.
@@ -52,43 +53,48 @@ To go back to etcd: stop the member, make a directory for etcd of this one, and 
 (`mainstay utl export --help`; docs/migration.md has the steps for a cluster, and for --wal-dir.)
 ";
 
-/// State in which a start found etcd's directory `member/snap`, with the change made to it.
+/// State of the path of etcd's directory `member/snap` after [`keep_out`].
 #[derive(Debug, PartialEq, Eq)]
 pub enum KeptOut {
-    /// The directory has the files of etcd of a member that was taken over. These have their own protection.
+    /// The directory contains etcd's files of a member that was taken over. [`crate::taken_over`] protects
+    /// these files.
     TakenOver,
     /// The file that keeps etcd from starting exists.
     Guarded,
-    /// The file that keeps etcd from starting exists, and an empty directory of etcd was moved to this path.
+    /// The file that keeps etcd from starting exists. A directory of etcd without data was at its path, and
+    /// was moved to this path.
     Moved(PathBuf),
 }
 
 /// Result of [`keep_out`].
 pub struct Exclusion {
-    /// State in which the start found etcd's directory `member/snap`, with the change made to it.
+    /// State of the path of etcd's directory `member/snap` after the call.
     pub out: KeptOut,
-    /// Lock of the database in a directory that was moved aside, held while the member runs. An etcd that had
-    /// opened the database before waits until the lock is dropped.
+    /// Lock of the database in a directory that was moved aside; `None` if none was moved. The lock must be
+    /// held while the member runs: an etcd that opened the database file before the move waits for this lock,
+    /// and would start if it were released.
     pub lock: Option<Lock>,
 }
 
-/// Maximum number of attempts of [`keep_out`]. An attempt is repeated if etcd has created its directory
-/// during it.
+/// Maximum number of times that one call of [`keep_out`] tries to create the file at the path `snap`. It
+/// tries again if etcd has created its directory there in the meantime; after the last failure, it returns an
+/// error.
 const LOOKS_MAX: u32 = 4;
 
-/// Prevents etcd from creating a store in a member's directory that [`refuse`] has accepted. The files are
-/// created only once. Must be called before the replay of the log, because etcd may be started during a long
-/// replay. `wal_dir` is the directory of `--wal-dir`.
+/// Prevents etcd from creating a store in a member's directory that [`refuse`] has accepted: creates a file
+/// at the path `snap` unless it exists. Must be called before the replay of the log, because etcd may be
+/// started during a long replay. `wal_dir` is the directory of `--wal-dir`.
 ///
-/// The file gets its name atomically, and that fails if etcd has created its directory in the meantime. A
-/// directory of etcd is moved aside only after the database in it was locked (it is created if it is
-/// missing). While the lock is held, no etcd runs on the directory, and none can start.
+/// The file is written under a temporary name and then renamed to `snap`; the rename fails if etcd has
+/// created its directory in the meantime. A directory of etcd is moved aside only after the database in it
+/// was locked; a missing database is created for that. While the lock is held, no etcd runs on the directory,
+/// and none can start.
 ///
 /// # Errors
 ///
-/// Returns [`DataDirError::EtcdRuns`] or [`DataDirError::EtcdBeside`] if etcd runs or has created a store
-/// since the previous check. Returns [`DataDirError::Files`] if the operating system refuses an operation;
-/// the caller can start the member anyway.
+/// Returns [`DataDirError::EtcdRuns`] if etcd is running on the directory, and [`DataDirError::EtcdBeside`]
+/// if it has created a store there since [`refuse`]. Returns [`DataDirError::Files`] if the operating system
+/// refuses an operation; the caller can start the member anyway.
 pub fn keep_out(
     disk: &dyn Disk,
     member_dir: &Path,
@@ -118,7 +124,8 @@ pub fn keep_out(
     Ok(kept)
 }
 
-/// Moves etcd's directory aside, if it contains no data. Returns its new name, and the lock of its database.
+/// Renames etcd's directory `snap` if it contains no data. Returns its new path, and the lock of its
+/// database.
 fn move_aside(
     disk: &dyn Disk,
     member_dir: &Path,
@@ -131,7 +138,8 @@ fn move_aside(
         ErrorKind::WouldBlock => DataDirError::EtcdRuns { path: db.clone() },
         _ => io("lock", &db, error).into(),
     })?;
-    // Since the previous check, etcd may have created a store and exited.
+    // Repeats the check of `refuse` under the lock, because etcd may have created a store and exited since
+    // then.
     if let Some(files) = EtcdFiles::find(disk, member_dir, wal_dir)? {
         drop(lock);
         return Err(DataDirError::EtcdBeside(Box::new(EtcdBeside::of(disk, member_dir, files)?)));
@@ -141,9 +149,10 @@ fn move_aside(
     Ok((aside, lock))
 }
 
-/// Removes the protective files and the note of the log's directory, if this directory contains no member.
-/// Called after a first start that has failed, so that it affects neither etcd nor a later start. A note that
-/// existed before, as in a rebuild (`was_noted`), is kept. Returns true if the files were removed.
+/// Removes the files that keep etcd out, and the note that names the log's directory, if this data directory
+/// contains no member. Called after the first start of a member has failed, so that its files do not prevent
+/// a start of etcd or a later start of the member. The note is kept if it existed before the start
+/// (`was_noted`), as in a rebuild. Returns true if the files were removed.
 ///
 /// # Errors
 ///
@@ -188,7 +197,7 @@ pub fn put_sign(disk: &dyn Disk, data_dir: &Path) -> Result<(), OpenError> {
     write(disk, &path).and_then(|()| disk.sync_dir(data_dir)).map_err(io)
 }
 
-/// Writes the text atomically: afterwards the file has the whole text or does not exist.
+/// Creates a file with [`SIGN_TEXT`] atomically: after a crash it has the whole text or does not exist.
 fn write(disk: &dyn Disk, path: &Path) -> std::io::Result<()> {
     let mut making = path.as_os_str().to_os_string();
     making.push(".tmp");
@@ -203,7 +212,7 @@ fn write(disk: &dyn Disk, path: &Path) -> std::io::Result<()> {
         disk.rename(&making, path)
     };
     make().inspect_err(|_| {
-        // If the temporary file cannot be removed, the next attempt removes it.
+        // The error is ignored: if the temporary file cannot be removed, the next call of `write` removes it.
         let _ = disk.remove(&making);
     })
 }
@@ -217,7 +226,7 @@ fn is_dir(disk: &dyn Disk, path: &Path) -> std::io::Result<bool> {
     }
 }
 
-/// Returns an unused name beside this path.
+/// Returns an unused path, in the same directory, to which etcd's directory `snap` can be renamed.
 fn unused(disk: &dyn Disk, path: &Path) -> std::io::Result<PathBuf> {
     let mut number = 1;
     loop {
@@ -230,12 +239,13 @@ fn unused(disk: &dyn Disk, path: &Path) -> std::io::Result<PathBuf> {
 }
 
 impl EtcdFiles {
-    /// Searches for etcd's files; returns `None` if there are none, or only files without data. `wal_dir` is
-    /// the directory of `--wal-dir`.
+    /// Searches for etcd's log and database; returns `None` if there are none, or only files without data.
+    /// `wal_dir` is the directory of `--wal-dir`.
     ///
     /// # Errors
     ///
-    /// Returns the error of the operating system, or an error if a note of the member is damaged.
+    /// Returns the error of the operating system, or an error if the note that names the log's directory is
+    /// damaged.
     pub fn find(
         disk: &dyn Disk,
         member_dir: &Path,
@@ -264,8 +274,8 @@ impl EtcdFiles {
     }
 }
 
-/// Returns true if a directory contains data of a member of Mainstay: its log, a note of the log's directory,
-/// a checkpoint, or the shutdown record.
+/// Returns true if a directory contains data of a member of Mainstay: its log, a note that names the log's
+/// directory, a checkpoint, or the shutdown record.
 ///
 /// # Errors
 ///
@@ -276,7 +286,8 @@ pub fn holds_member(disk: &dyn Disk, member_dir: &Path) -> Result<bool, OpenErro
         || holds_state(disk, member_dir)?)
 }
 
-/// Returns true if a member has written anything in its directory. Ignores a log in a separate directory.
+/// Returns true if a member has written a checkpoint, a shutdown record or a log in its directory. A log in a
+/// separate directory is not considered.
 fn holds_state(disk: &dyn Disk, member_dir: &Path) -> Result<bool, OpenError> {
     for path in ["checkpoint/MANIFEST", ShutdownRecord::FILE_NAME].map(|name| member_dir.join(name)) {
         if disk.exists(&path).map_err(|error| OpenError::Io { doing: "look for", path, error })? {
@@ -295,7 +306,8 @@ fn holds_state(disk: &dyn Disk, member_dir: &Path) -> Result<bool, OpenError> {
 pub fn refuse(disk: &dyn Disk, member_dir: &Path, wal_dir: Option<&Path>) -> Result<(), DataDirError> {
     let there =
         |path: PathBuf| disk.exists(&path).map_err(|error| OpenError::Io { doing: "look for", path, error });
-    // During a takeover, the directory has the files of both etcd and Mainstay.
+    // A member that was taken over has files of both etcd and Mainstay, during the takeover and afterwards,
+    // so etcd's files are not an error there.
     if TakenOver::read(disk, member_dir)?.is_some()
         || there(member_dir.join(TAKING_OVER))?
         || !holds_member(disk, member_dir)?

@@ -1,7 +1,10 @@
-//! Conversion of the state to an etcd database, for `snapshot save` of a client and for an export.
+//! Converts the state to an etcd database, for `snapshot save` of a client, for a transfer to a member that
+//! runs etcd, and for an export. Also converts the parts of an etcd database to the types of the state
+//! machine, for an import.
 //!
 //! The state is traversed twice, in the order of revisions: once to compute lengths, which needs no values,
-//! and once to write it. Both passes run in steps, so that a shard can serve other clients in between.
+//! and once to write it. Both passes run in steps, so that the thread of the caller can serve other clients
+//! between two steps.
 
 use std::collections::BTreeMap;
 use std::io::Write;
@@ -22,7 +25,7 @@ use machine::{AsOf, GrantedLease, Leases, Members, Overtaken, ReadError, Values}
 use mvcc::{Looked, Version};
 use numbers::{ChangeId, LeaseId, Revision, Seconds};
 
-/// A state, with the metadata that its etcd database will contain.
+/// A state that is to be written as an etcd database, with the metadata that the database will contain.
 pub struct EtcdDatabase {
     state: AsOf,
     compact_revision: Revision,
@@ -31,13 +34,13 @@ pub struct EtcdDatabase {
     auth: machine::auth::Auth,
     /// Content of the bucket `meta`.
     pub meta: Meta,
-    /// Members, and the versions that they agreed on.
+    /// Members of the cluster, the cluster version, and the target version of a downgrade.
     pub membership: Membership,
-    /// Release of etcd for which the file is written.
+    /// Release of etcd that will read the database.
     pub release: Release,
 }
 
-/// Progress of the first pass, which computes lengths.
+/// Progress of the first pass, which computes the lengths of the database's parts.
 pub struct Measuring {
     layout: Option<BackendLayout>,
     auth: AuthWalk,
@@ -74,23 +77,25 @@ enum UserOrRole<'a> {
     Role(&'a Role),
 }
 
-/// Number of permissions of a role, or of roles of a user, that cost as much as one more user.
+/// Divisor for the size of users and roles: a user with n roles, or a role with n permissions, counts as 1 +
+/// n / 16 against the limit of a step.
 const PARTS_PER_USER: usize = 16;
 
 /// Progress of a pass over the leases. Leases are visited in the order of their ids as unsigned numbers, so
 /// leases with negative ids come last.
 #[derive(Clone, Copy, Default)]
 struct LeaseWalk {
-    /// Last visited lease among those whose ids have the current sign.
+    /// Last visited lease with an id of the current sign; `None` if none was visited.
     behind: Option<LeaseId>,
     is_negative: bool,
     is_done: bool,
 }
 
-/// Maximum number of users, roles and leases that are written in one step.
+/// Maximum number of users and roles, or of leases, that are written in one step.
 const LEASES_PER_STEP: usize = 1024;
 
-/// Values of consecutive versions, which are to be written into a database.
+/// Values of consecutive versions, read by [`Writing::portion`] and written into a database by
+/// [`Writing::write`].
 pub struct Portion {
     values: BytesMut,
     /// Id of the last version that was visited.
@@ -98,10 +103,11 @@ pub struct Portion {
     done: bool,
 }
 
-/// Number of bytes by which visiting a version is counted.
+/// Bytes that each visited version counts against the budget of a step, in addition to its key and value, so
+/// that a step does not visit an unlimited number of skipped or small versions.
 const LOOK_BYTES: usize = 64;
 
-/// Reason why a state could not be written.
+/// Reason why a state could not be written as an etcd database.
 #[derive(Debug)]
 pub enum EtcdDatabaseError {
     /// A value cannot be read.
@@ -140,7 +146,7 @@ impl std::error::Error for EtcdDatabaseError {
     }
 }
 
-/// Converts a member to the type used in etcd's database.
+/// Converts a member to the type that etcd's database uses.
 fn member(member: &machine::Member) -> Member {
     Member {
         id: member.id,
@@ -151,7 +157,7 @@ fn member(member: &machine::Member) -> Member {
     }
 }
 
-/// Converts the members to the type used in etcd's database.
+/// Converts the members to the type that etcd's database uses.
 pub fn membership(members: &Members) -> Membership {
     Membership {
         members: members.by_id.values().map(member).collect(),
@@ -161,20 +167,20 @@ pub fn membership(members: &Members) -> Membership {
     }
 }
 
-/// Returns, as etcd's database stores them, whether authentication is enabled, and the auth revision. These
-/// are false and 0 if no user or role was ever created.
+/// Returns whether authentication is enabled, and the auth revision, as they are stored in etcd's database:
+/// false and 0 if authentication was never configured.
 fn auth_settings(auth: &machine::auth::Auth) -> (bool, u64) {
     let is_new = *auth == machine::auth::Auth::default();
     if is_new { (false, 0) } else { (auth.is_enabled(), auth.revision()) }
 }
 
-/// Converts users and roles of etcd's database to the type of the machine.
+/// Converts users and roles of etcd's database to the type of Mainstay's state machine.
 pub fn users(auth: Auth) -> machine::auth::Auth {
-    // etcd's auth revision starts at 1, even if none is stored.
+    // If no auth revision is stored, etcd uses 1.
     machine::auth::Auth::of(auth.enabled, auth.revision.max(1), auth.users, auth.roles)
 }
 
-/// Converts members of etcd's database to the type of the machine.
+/// Converts members of etcd's database to the type of Mainstay's state machine.
 pub fn members(membership: &Membership) -> Members {
     let member = |m: &Member| machine::Member {
         id: m.id,
@@ -191,7 +197,7 @@ pub fn members(membership: &Membership) -> Members {
     }
 }
 
-/// Reads the leases in etcd's database, for the machine.
+/// Reads the leases in etcd's database, and converts them to the type of Mainstay's state machine.
 ///
 /// # Errors
 ///
@@ -200,14 +206,16 @@ pub fn leases<S: Source>(from: &Backend<S>) -> Result<Vec<GrantedLease>, interch
     let mut leases = Vec::new();
     let mut walk = from.leases()?;
     while let Some(lease) = walk.step()? {
-        // etcd does not allow a remaining TTL above the TTL of the lease.
+        // The remaining TTL is limited to the range from 0 to the TTL of the lease, because etcd does not
+        // allow a higher one.
         let remaining = Seconds(lease.remaining_ttl.clamp(0, lease.ttl.max(0)));
         leases.push(GrantedLease { id: LeaseId(lease.id), ttl: Seconds(lease.ttl), remaining });
     }
     Ok(leases)
 }
 
-/// Error for a database in which a revision has more than 2^32 changes, which the machine cannot number.
+/// Error for a database in which a revision has more than 2^32 changes, which is more than Mainstay's state
+/// machine can number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct TooManyChanges(pub Revision);
 
@@ -219,7 +227,7 @@ impl std::fmt::Display for TooManyChanges {
 
 impl std::error::Error for TooManyChanges {}
 
-/// Converts a change of etcd's database to a version of the machine.
+/// Converts a change in etcd's database to a version of a key in Mainstay's state machine.
 ///
 /// # Errors
 ///
@@ -241,7 +249,8 @@ pub fn version<'c>(change: &Change<'c>) -> Result<SnapshotVersion<'c>, TooManyCh
     })
 }
 
-/// Error for a state whose version is newer than this program supports.
+/// Error for a state whose storage or cluster version is malformed, or newer than this release of Mainstay
+/// supports.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct UnknownVersion(pub String);
 
@@ -258,7 +267,8 @@ impl std::fmt::Display for UnknownVersion {
 
 impl std::error::Error for UnknownVersion {}
 
-/// Checks that the release of a state is supported, by its storage version and its cluster version.
+/// Checks that Mainstay supports the release that wrote a state, judged by the state's storage version and
+/// cluster version. A missing version is accepted.
 ///
 /// # Errors
 ///
@@ -278,13 +288,13 @@ pub fn check_versions(storage: Option<&str>, membership: &Membership) -> Result<
 }
 
 impl EtcdDatabase {
-    /// Returns the state that is written.
+    /// Returns the reader of the state that the database will contain.
     pub fn state(&self) -> &AsOf {
         &self.state
     }
 
-    /// Returns the database of a state as `snapshot save` sends it. `head` and `state` must be of the same
-    /// moment.
+    /// Prepares the database of a state as `snapshot save` sends it. `head` and `state` must describe the
+    /// same revision.
     ///
     /// The database contains no cluster version: it could be too new for the etcd that reads the database,
     /// and a restored cluster agrees on its own version.
@@ -295,8 +305,8 @@ impl EtcdDatabase {
         database
     }
 
-    /// Returns the database of a state, including the cluster version, as a leader sends it to another member
-    /// of its cluster. `head` and `state` must be of the same moment.
+    /// Prepares the database of a state, including the cluster version, as a leader sends it to another
+    /// member of its cluster. `head` and `state` must describe the same revision.
     pub fn of_cluster(state: impl Into<AsOf>, head: &Head, release: Release) -> EtcdDatabase {
         let compacted = (head.compact_revision >= Revision(0)).then_some(head.compact_revision);
         let conf_state = ConfState { voters: head.members.voters(), learners: head.members.learners() };
@@ -342,8 +352,8 @@ impl EtcdDatabase {
         Ok(Writing { writer, auth, leases, behind: ChangeId::end_of(Revision(0)) })
     }
 
-    /// Calls `put` with the next users and then roles, up to `max`. Users with many roles, and roles with
-    /// many permissions, count as several.
+    /// Calls `put` with the next users, and after all users with the next roles, until `max` were visited. A
+    /// user with many roles, or a role with many permissions, counts as several (see [`PARTS_PER_USER`]).
     fn each_user_and_role<E>(
         &self,
         walk: &mut AuthWalk,
@@ -384,7 +394,7 @@ impl EtcdDatabase {
         Ok(())
     }
 
-    /// Calls `put` with the next leases, up to `max`.
+    /// Calls `put` with the next leases, at most `max` of them.
     fn each_lease<E>(
         &self,
         walk: &mut LeaseWalk,
@@ -397,14 +407,15 @@ impl EtcdDatabase {
             let behind = walk.behind.or((!is_negative).then_some(LeaseId(-1)));
             let of_sign = self.leases.after(behind).take_while(|(id, _)| (id.0 < 0) == is_negative);
             for (id, lease) in of_sign.take(left) {
-                // COMPAT-175: the remaining TTL is left out, because a renewal at a member that runs etcd
-                // would not reset it.
+                // COMPAT-175: the remaining TTL is written as 0 (none), because a renewal at a member that
+                // runs etcd would not reset it.
                 put(&api::leasepb::Lease { id: id.0, ttl: lease.ttl.0, remaining_ttl: 0 })?;
                 walk.behind = Some(id);
                 left -= 1;
             }
             if left == before {
-                // No leases whose ids have this sign are left.
+                // No leases whose ids have this sign are left. The negative ids follow the positive ones;
+                // after the negative ids the walk is done.
                 (walk.behind, walk.is_negative, walk.is_done) = (None, true, is_negative);
             }
         }
@@ -435,8 +446,8 @@ fn head_of(version: Version<'_>) -> ChangeHead<'_> {
 }
 
 impl Measuring {
-    /// Visits up to `budget` users, roles, leases or versions, and adds up their lengths. Returns the plan
-    /// for the second pass when all were visited, and `None` before.
+    /// Visits up to `budget` users, roles, leases or versions, and adds up their lengths. Returns `None`
+    /// until all were visited, and then the plan for the second pass.
     ///
     /// # Errors
     ///
@@ -485,8 +496,9 @@ impl Measuring {
 }
 
 impl<W: Write> Writing<W> {
-    /// Writes versions until their keys and values amount to `budget_bytes` bytes; each visited version is
-    /// counted with some additional bytes. Returns true when all versions are written.
+    /// Performs one step of the second pass: writes some users, roles or leases, or, when all of them are
+    /// written, versions until their keys and values amount to `budget_bytes` bytes. Each visited version
+    /// counts as some additional bytes. Returns true when everything is written.
     ///
     /// # Errors
     ///
@@ -502,8 +514,8 @@ impl<W: Write> Writing<W> {
         self.write(of, portion)
     }
 
-    /// Reads the values of the next versions, up to `budget_bytes` bytes. Skipped versions also count as some
-    /// bytes.
+    /// Reads the values of the next versions until keys and values amount to `budget_bytes` bytes. Each
+    /// visited version counts as some additional bytes, even if the version is skipped.
     ///
     /// # Errors
     ///
@@ -560,7 +572,8 @@ impl<W: Write> Writing<W> {
         let slice = of.state.slice()?;
         let mut values = portion.values.as_ref();
         let mut versions = slice.snapshot().written_after(self.behind);
-        // Versions that the portion skipped may have been removed since it was read.
+        // The versions that are written here are exactly those whose values the portion contains, although
+        // the view is newer: only versions that the portion skipped may have been removed since it was read.
         while let Some(looked) = versions.look().filter(|looked| looked.id <= portion.through) {
             let Some(version) = of.wants(looked) else { continue };
             let (value, rest) = values.split_at(version.value_len() as usize);
@@ -571,12 +584,12 @@ impl<W: Write> Writing<W> {
         Ok(portion.done)
     }
 
-    /// Returns the output, for a caller that drains it piece by piece.
+    /// Returns the output of the writer, for a caller that drains it after each step.
     pub fn output(&mut self) -> &mut W {
         self.writer.output()
     }
 
-    /// Returns the writer of the database, which the caller finishes.
+    /// Returns the writer of the database, on which the caller calls `finish` after the last step.
     pub fn into_writer(self) -> BackendWriter<W> {
         self.writer
     }
@@ -594,7 +607,7 @@ mod tests {
 
     use super::*;
 
-    /// A source of the newest view of a machine, which the test publishes.
+    /// Source of the view that the test has published last.
     struct Published(Mutex<Arc<View>>);
 
     impl Newest for Published {
@@ -605,7 +618,7 @@ mod tests {
         fn needs(&self, _moment: &Moment) {}
     }
 
-    /// Values whose bytes are all the same.
+    /// Source of values that returns the same byte for each byte of a value.
     struct Same;
 
     impl Values for Same {

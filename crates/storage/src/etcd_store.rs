@@ -1,5 +1,4 @@
-//! A store that etcd has created beside the files of a member of Mainstay, and its description for the
-//! operator.
+//! Describes, for the operator, a store that etcd has created beside the files of a member of Mainstay.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -12,7 +11,7 @@ use crate::shell::in_shell;
 pub struct EtcdFiles {
     /// Directory `member/snap`, if it exists.
     pub snap: Option<PathBuf>,
-    /// Directories that contain files of etcd's log.
+    /// Directories that contain a log of etcd.
     pub logs: Vec<PathBuf>,
 }
 
@@ -21,15 +20,15 @@ pub struct EtcdFiles {
 pub struct EtcdBeside {
     /// The data directory.
     pub data_dir: PathBuf,
-    /// Files of etcd.
+    /// etcd's files in the data directory.
     pub files: EtcdFiles,
-    /// Content of etcd's store.
+    /// Content of etcd's store: data of clients, or none.
     pub holds: Holds,
-    /// The program whose files were written last; `None` if the file system has no modification times.
+    /// The program whose files were written last; `None` if the modification times are not known.
     pub newer: Option<Newer>,
 }
 
-/// Content of a store that etcd has created.
+/// Content of a store that etcd has created: data of clients, or none.
 #[derive(Debug)]
 pub enum Holds {
     /// No client has written to etcd's store.
@@ -40,12 +39,12 @@ pub enum Holds {
     Unreadable(String),
 }
 
-/// The program whose files were written last, and the time between the last writes of both.
+/// The program whose files were written last, with the time since the other program's last write.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Newer {
-    /// etcd's files are newer.
+    /// etcd's files are newer, by this duration.
     Etcd(Duration),
-    /// Mainstay's files are newer.
+    /// Mainstay's files are newer, by this duration.
     Mainstay(Duration),
 }
 
@@ -103,7 +102,7 @@ impl fmt::Display for EtcdBeside {
     }
 }
 
-/// A duration for humans: rounded, in the largest unit that fits.
+/// Formats a duration for humans: a whole number of the largest unit of which it contains at least two.
 struct Span(Duration);
 
 impl fmt::Display for Span {

@@ -1,8 +1,10 @@
-//! The mark of a member that was exported to a data directory of etcd. Once etcd starts there, the data of
-//! this member are out of date.
+//! Marks a member that was exported to a data directory of etcd, and refuses to start a marked member. Once
+//! etcd starts on the exported directory, the data of the member is out of date.
 //!
-//! If a member started with out-of-date data, it would have forgotten its later votes and acknowledged
-//! entries, and could vote before a leader contacts it and notices that. So a start is refused.
+//! The member and the etcd member that was created from it have the same id. If the member started with its
+//! out-of-date data, it would not know the votes that etcd has given and the entries that etcd has
+//! acknowledged under that id since the export. It could vote again in the same term, or for a candidate that
+//! lacks committed entries, before a leader contacts it. So a start is refused.
 
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::path::{Path, PathBuf};
@@ -13,10 +15,11 @@ use log::OpenError;
 use crate::error::DataDirError;
 
 /// Name of the mark in a member's directory. Its content is the absolute path of the directory that was
-/// created for etcd; but only the existence of the mark decides whether the member counts as exported.
+/// created for etcd; but the member counts as exported whenever the file exists, whatever it contains.
 pub const MARK_NAME: &str = "exported";
 
-/// Maximum number of bytes that are read from the mark: the maximum length of a path in Linux.
+/// Maximum number of bytes that are read from the mark: the maximum length of a path in Linux. A longer
+/// content is cut off.
 const BYTES_MAX: usize = 4096;
 
 /// Marks a member, durably, as exported to the directory `to`.
@@ -40,8 +43,8 @@ pub fn mark(disk: &dyn Disk, member_dir: &Path, to: &Path) -> Result<(), OpenErr
     write().map_err(|error| OpenError::Io { doing: "write", path: path.clone(), error })
 }
 
-/// Removes, durably, the mark of an export whose result etcd cannot start, and the temporary file of a failed
-/// [`mark`]. Both may be missing.
+/// Removes, durably, the mark of an export that has failed and has left nothing on which etcd could start,
+/// and the temporary file of a failed [`mark`]. Both may be missing.
 ///
 /// # Errors
 ///

@@ -1,4 +1,4 @@
-//! Identity of a member.
+//! Defines the identity of a member, which its files contain, so that files of another member are detected.
 
 use log::Owner;
 use numbers::{ClusterId, MemberId};
@@ -23,7 +23,7 @@ impl Identity {
         Owner { cluster_id: ClusterId(self.cluster_id), member_id: MemberId(self.member_id) }
     }
 
-    /// Returns the ids as bytes. They are stored in each run of a checkpoint, so that the run of another
+    /// Returns the ids in the form in which each run of a checkpoint stores them, so that a run of another
     /// member is detected.
     pub fn to_bytes(&self) -> [u8; 16] {
         let mut bytes = [0; 16];

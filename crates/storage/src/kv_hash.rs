@@ -1,4 +1,6 @@
-//! The checksum of HashKV. Versions are added to a [`KvHash`] in slices, and the formula is that of etcd.
+//! Computes the checksum that the call HashKV returns, with etcd's formula, so that the hashes of Mainstay
+//! and etcd can be compared. The caller adds the versions to a [`KvHash`] one by one, so that it can spread
+//! the work over several steps.
 
 use std::cell::Cell;
 
@@ -28,7 +30,7 @@ impl Default for KvHash {
 }
 
 impl KvHash {
-    /// Adds a version, and reads its value.
+    /// Adds a version to the checksum. Reads the value of the version from `values`.
     ///
     /// # Errors
     ///
@@ -40,7 +42,8 @@ impl KvHash {
         Ok(())
     }
 
-    /// Adds a version without reading its value. The checksum of the value is taken from the index.
+    /// Adds a version to the checksum without reading its value: the result is computed from the checksum of
+    /// the value in the index.
     pub fn feed_checksum(&mut self, version: Version<'_>) {
         self.bytes.clear();
         let checksum = Checksum(Cell::new(None));
@@ -62,19 +65,19 @@ impl KvHash {
     }
 }
 
-/// Result of HashKV.
+/// Result of the call HashKV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct HashedKv {
     /// CRC-32C of the versions that HashKV covers.
     pub hash: u32,
-    /// Compact revision of the state; -1 for none.
+    /// Compact revision of the state; -1 if it was never compacted.
     pub compact_revision: Revision,
-    /// Revision that was hashed.
+    /// Revision up to which the state was hashed.
     pub revision: Revision,
 }
 
-/// A source of values that appends nothing to the output, and records the value and its position in the
-/// output instead.
+/// A source of values that appends nothing to the output. It records the value's checksum and length, and the
+/// position in the output at which the value belongs.
 struct Checksum(Cell<Option<(usize, Value)>>);
 
 impl Values for Checksum {
@@ -95,8 +98,8 @@ fn put_stored(version: Version<'_>, values: &dyn Values, out: &mut BytesMut) -> 
         return Ok(());
     }
     if version.key().is_empty() {
-        // The version only raises the revision (see `SnapshotVersion::bump`). In etcd its pair has an empty
-        // value.
+        // The version only raises the revision (see `SnapshotVersion::bump`). In etcd's bucket `key` the
+        // value of such a pair is empty.
         return Ok(());
     }
     put_kv(version, Projection::default(), values, out)

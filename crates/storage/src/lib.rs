@@ -1,29 +1,32 @@
-//! A member's data directory: opening it, writing checkpoints, restoring it, reading it while the member is
-//! stopped, and reading values.
+//! Manages the data directory of a member: opens it, writes checkpoints, restores it from a snapshot, reads
+//! it while the member is stopped, and reads values.
 //!
-//! * [`opening`] loads the checkpoint and replays the log; [`beginning`] has the identity and first entries
-//!   of a member without data; [`Options`] are the options of a member that concern its data directory.
+//! * [`opening`] loads the checkpoint and replays the log; [`beginning`] defines the identity and the first
+//!   log entries of a member that has no data yet; [`Options`] are the options of a member that concern its
+//!   data directory.
 //! * [`checkpointer`] writes checkpoints and finds values that have to be moved out of old segments;
-//!   [`terms`] has the raft terms that are stored with a checkpoint.
+//!   [`terms`] encodes the raft terms that are stored with a checkpoint.
 //! * [`values`] reads values that are in memory, large values in parts through [`buffers`], and neighbouring
-//!   values with [`read_ahead`]; [`readers`] are threads that wait for the disk on behalf of other threads,
-//!   and [`block_on`] is for threads that may block. [`catch_up`] reads entries for followers that lag.
+//!   values with [`read_ahead`]; [`readers`] are threads that wait for the disk on behalf of threads that
+//!   must not wait, and [`block_on`] runs a future on a thread that may block. [`catch_up`] reads log entries
+//!   for followers that lag.
 //! * [`restoration`] creates a data directory from an external state; [`stopped`] reads a data directory
 //!   without starting a member.
-//! * [`taken_over`] is the mark of a directory that also contains etcd's files, [`exported`] the mark of a
-//!   directory that was exported to etcd; [`etcd_beside`] prevents etcd from starting in all other
-//!   directories, and [`etcd_store`] describes a store that etcd has created there; [`first_files`] lists the
-//!   files that every start creates. [`etcd_database`] converts the state to etcd's format. [`kv_hash`] and
-//!   [`compaction_hash`] compute etcd's hashes of the state.
-//! * [`log_dir`] finds the directory of the log. [`clean_shutdown`] and [`nospace`] are two small files
-//!   beside it; [`identity`] contains the ids of the member and its cluster.
+//! * [`taken_over`] marks a directory that was taken over from etcd and still contains etcd's files, and
+//!   [`exported`] marks one that was exported to etcd. [`etcd_beside`] prevents etcd from starting in a
+//!   directory that it has never used, and [`etcd_store`] describes a store that etcd has created there
+//!   anyway. [`first_files`] lists the files that every start creates. [`etcd_database`] converts the state
+//!   to etcd's format. [`kv_hash`] and [`compaction_hash`] compute etcd's hashes of the state.
+//! * [`log_dir`] finds the directory of the log. [`clean_shutdown`] and [`nospace`] read and write two small
+//!   files beside the log; [`identity`] defines the ids of the member and its cluster.
 //!
-//! The crate does not depend on raft's decisions, clients or other members. Callers that need notifications
-//! pass in a callback or the sending end of a queue.
+//! The crate knows nothing of elections, clients or other members. Callers that need notifications pass in a
+//! callback or the sending end of a queue.
 //!
-//! Invariants: acknowledged data exists after a start, or the start is refused with file, offset and remedy
-//! (I18); neither the core nor a shard waits for a read from the disk
-//! (`server/tests/it/stepped/uncached.rs`).
+//! Invariants: after a start, all acknowledged data is there; if some is missing, the start is refused with a
+//! message that names the file, the offset and the remedy (I18). Neither the core (the thread that applies
+//! log entries) nor a shard (a thread that serves clients) waits for a read from the disk;
+//! `server/tests/it/stepped/uncached.rs` tests this.
 //!
 //! Start reading with [`opening::open`], [`values`] and [`checkpointer`]. Tests: beside the code, and
 //! `mainstay/tests/it/damage_table.rs`.

@@ -1,27 +1,28 @@
 //! Finds the directory of the log: `<data-dir>/member/log`, or another directory (`--wal-dir`), which may be
 //! on a separate disk.
 //!
-//! A start can fail to find a log in a separate directory: if it omits `--wal-dir`, names another directory,
-//! or runs before the disk is mounted. In these cases etcd starts without its log. Mainstay stores the path
-//! of the log's directory in the data directory, in a file called the note, and refuses a start with another
-//! directory. A log may be moved only after a clean shutdown: then its end is recorded, so that an old copy
-//! of the log is detected.
+//! A start can miss a log in a separate directory: if the operator omits `--wal-dir` or gives another
+//! directory, or if the disk is not mounted yet. In these cases etcd starts as a new member, without its log.
+//! To prevent that, Mainstay stores the path of the log's directory in the data directory, in a file called
+//! the note, and refuses a start with another directory. A log may be moved only after a clean shutdown,
+//! which records the end of the log, so that a copy that ends earlier is detected. In the table, V and W are
+//! two directories, `noted` is the content of the note, and `given` is the directory of `--wal-dir`.
 //!
-//! | noted | given | log at the noted place | at the given place | |
+//! | noted | given | log at the noted path | at the given path | result |
 //! |---|---|---|---|---|
-//! | nothing, and no member | W | none | nothing | starts there, once it is noted |
+//! | nothing, and no member | W | none | nothing | a new member starts there, after the note was written |
 //! | nothing, and no member | W | none | a log, or other files | refused: the log of another data directory, or not usable for a log |
 //! | W | W | any | | opened; refused if it is missing |
 //! | V | W | there | any | refused: the error names the directory of the log |
-//! | V | W | none | a log | opened if the member had stopped cleanly, and noted |
+//! | V | W | none | a log | if the member had stopped cleanly, the note is changed and the log is opened |
 //! | V | W | none | nothing | refused: the log is missing |
 //!
 //! A data directory without a note has its log in `member/log`. If a member was taken over from etcd with
 //! `--wal-dir=W`, its log is in `W/log`, beside that of etcd ([`crate::taken_over`]), and `--wal-dir=W`
 //! selects it. If it was taken over without that option and `member/wal` was a link to another directory, or
 //! a mount point of another disk, its log is in `member/wal/log`, and a start without `--wal-dir` selects it.
-//! A log below `member` moves with a data directory that is renamed or copied, although the note contains the
-//! old name ([`known`]).
+//! A log below `member` moves with a data directory that is renamed or copied. It is found although the note
+//! contains the old path ([`known`]).
 
 use std::os::unix::ffi::{OsStrExt as _, OsStringExt as _};
 use std::os::unix::fs::MetadataExt as _;
@@ -36,7 +37,7 @@ use crate::error::{DataDirError, LogDirMismatch};
 const MAGIC: [u8; 8] = *b"MNSTWAL\n";
 const VERSION: u32 = 1;
 const HEAD_BYTES: usize = 16;
-/// Maximum length in bytes of the path in the note. Longer paths are invalid in Linux.
+/// Maximum length in bytes of the path in the note. Linux does not accept longer paths.
 const PATH_BYTES_MAX: usize = 4096;
 
 /// Name of the note, the file in a member's directory that contains the path of the log's directory.
@@ -50,7 +51,7 @@ const PATH_BYTES_MAX: usize = 4096;
 /// ```
 pub const NOTE_NAME: &str = "wal-dir";
 
-/// Directory of a member's log, and the change of the note that it requires.
+/// Directory of a member's log, and the change of the note that must be made before the log is written.
 pub(crate) struct LogDir {
     /// Path of the directory; it may not exist yet.
     pub path: PathBuf,
@@ -59,12 +60,12 @@ pub(crate) struct LogDir {
     disk: Arc<dyn Disk>,
     member_dir: PathBuf,
     /// Change of the note that must be made before anything is written to the log: `Some(None)` removes the
-    /// note.
+    /// note, `None` leaves it unchanged.
     note: Option<Option<PathBuf>>,
     lock: Option<Lock>,
 }
 
-/// Summary of a data directory's files other than the log.
+/// Facts about a member that the files of its data directory other than the log show.
 #[derive(Clone, Copy)]
 pub(crate) struct OtherFiles {
     /// True if a file exists that is written only after the first entries of the log.
@@ -94,7 +95,8 @@ impl LogDir {
             Some(_) => None,
         };
         let chosen = match (given, &noted) {
-            // A member that was taken over from etcd has its log in a subdirectory of etcd's log directory.
+            // `--wal-dir` names etcd's log directory, of which Mainstay's log is a subdirectory, because the
+            // member was taken over from etcd.
             (Some(given), Some(noted)) if same(&**disk, noted, &beside_etcd(given)?)? => noted.clone(),
             (Some(given), _) => absolute(given)?,
             (None, _) => goes_along.clone().unwrap_or_else(|| own.clone()),
@@ -122,14 +124,16 @@ impl LogDir {
             return Ok(found);
         }
         let (from, to) = (known, found.path.clone());
-        // If the log was moved together with its data directory, a log at the noted path belongs to the data
-        // directory from which this one was copied.
+        // A log at the noted path is this member's log, so the start would use a wrong directory. Exception:
+        // if the log was copied together with its data directory, the log at the noted path belongs to the
+        // original.
         if goes_along.is_none() && holds_log(&**disk, &from)? {
             return Err(LogDirMismatch::Elsewhere { log_dir: from, chosen: to, own }.into());
         }
         let is_there = holds_log(&**disk, &to)?;
         if !beside.is_anything {
-            // Nothing was ever written for this member, except perhaps the note.
+            // This member is new, because nothing but perhaps the note was written for it. So the directory
+            // must contain neither a log nor other files.
             if is_there {
                 return Err(
                     LogDirMismatch::OfAnother { log_dir: to, member_dir: member_dir.to_path_buf() }.into()
@@ -145,8 +149,8 @@ impl LogDir {
         Ok(found)
     }
 
-    /// Returns the directory of a stopped member's log, and its lock. [`known`] describes what happens if the
-    /// data directory was renamed or copied.
+    /// Returns the directory of a stopped member's log, and the lock of that directory if it is outside of
+    /// the data directory. [`known`] describes what happens if the data directory was renamed or copied.
     ///
     /// # Errors
     ///
@@ -170,8 +174,8 @@ impl LogDir {
         Ok((found.path, found.lock))
     }
 
-    /// Writes or removes the note, if the directory of the log differs from the noted one. Must be called
-    /// before anything is written to the log.
+    /// Updates the note if the directory of the log differs from the noted one. Must be called before
+    /// anything is written to the log.
     ///
     /// # Errors
     ///
@@ -192,7 +196,7 @@ impl LogDir {
     }
 
     /// Returns the lock that keeps members of other data directories from using the log's directory; `None`
-    /// if that directory is inside the data directory.
+    /// if that directory is the default, `member/log`.
     pub fn into_lock(self) -> Option<Lock> {
         self.lock
     }
@@ -206,7 +210,8 @@ impl LogDir {
         Ok(())
     }
 
-    /// Returns an error if the directory contains the data directory, or is used by another part of it.
+    /// Returns an error if the directory contains the data directory or a log of etcd, or is used for
+    /// something else in the data directory.
     fn check_place(&self) -> Result<(), DataDirError> {
         let member_dir = absolute(&self.member_dir)?;
         let is_part = [member_dir.join("checkpoint"), member_dir.join("lock")].contains(&self.path);
@@ -227,7 +232,7 @@ impl LogDir {
         Ok(())
     }
 
-    /// Returns an error if the directory contains other files, because a new log would delete files that look
+    /// Returns an error if the directory contains any files, because a new log would delete those that look
     /// like remains of a log.
     fn refuse_strangers(&self) -> Result<(), DataDirError> {
         let io = |error| OpenError::Io { doing: "list", path: self.path.clone(), error };
@@ -248,7 +253,8 @@ fn holds_log(disk: &dyn Disk, dir: &Path) -> Result<bool, OpenError> {
     Log::is_in(disk, dir)
 }
 
-/// Returns the absolute path of the directory of a log beside etcd's log, which is in `wal_dir`.
+/// Returns the absolute path of the directory of Mainstay's log for a member that was taken over from etcd
+/// with its log in `wal_dir`.
 ///
 /// # Errors
 ///
@@ -257,31 +263,33 @@ pub fn beside_etcd(wal_dir: &Path) -> Result<PathBuf, OpenError> {
     Ok(absolute(wal_dir)?.join("log"))
 }
 
-/// Returns the directory of the log of a member that was taken over from etcd and whose `member/wal` is a
-/// link or a mount point. That log moves with the data directory, which may have been renamed since the note
-/// was written. Returns `None` for other members.
+/// Returns the directory `member/wal/log` if it contains this member's log: if the member was taken over from
+/// etcd, and its `member/wal` is a link or a mount point. That log moves with the data directory, which may
+/// have been renamed since the note was written. Returns `None` if the log is elsewhere.
 fn beside_link(
     disk: &dyn Disk,
     member_dir: &Path,
     noted: Option<&Path>,
 ) -> Result<Option<PathBuf>, OpenError> {
     let (Some(noted), beside) = (noted, beside_etcd(&member_dir.join("wal"))?) else { return Ok(None) };
-    // If both directories exist, the noted log belongs to the data directory from which this one was copied.
+    // A log at `member/wal/log` is this member's in two cases although the note has another path: if the
+    // noted path is that of another data directory's `member/wal/log`, because this data directory was copied
+    // from that one or renamed; and if there is no log at the noted path.
     let is_other = || Ok::<bool, OpenError>(is_beside_link(noted) || !holds_log(disk, noted)?);
     let is_it = same(disk, noted, &beside)? || (holds_log(disk, &beside)? && is_other()?);
     Ok(is_it.then_some(beside))
 }
 
-/// Returns true if this is the path of the log of a member, in any data directory, whose `member/wal` is a
-/// link or a mount point. No `--wal-dir` selects such a path.
+/// Returns true if this path, in any data directory, is that of the log of a member that was taken over from
+/// etcd and whose `member/wal` is a link or a mount point. A start finds such a log without `--wal-dir`.
 pub fn is_beside_link(log_dir: &Path) -> bool {
     log_dir.ends_with("member/wal/log")
 }
 
-/// Returns the directory of the log that a member's directory notes; `None` without a note. A log below the
-/// member's directory moves with that directory. So if the data directory was renamed or copied, the log is
-/// first searched below the current name, so that a copy of a data directory does not use the log of the
-/// original.
+/// Returns the directory of the log according to the note in a member's directory; `None` without a note. A
+/// log below the member's directory moves with that directory. So if the noted path is below a directory
+/// `member`, the log is searched first at the corresponding path below this member's directory: a renamed
+/// data directory finds its log, and a copied one does not use the log of the original.
 ///
 /// # Errors
 ///
@@ -293,7 +301,8 @@ pub fn known(disk: &dyn Disk, member_dir: &Path) -> Result<Option<PathBuf>, Open
     while rest.by_ref().any(|part| part.as_os_str() == "member") {
         let below = rest.as_path();
         let along = member_dir.join(below);
-        // The path `member/log` is never noted, because it is the default.
+        // `member/log` is never noted, because it is the default. So a noted path that ends with `member/log`
+        // is that of a log outside of this directory, which must not be searched below it.
         let is_noted = !below.as_os_str().is_empty() && below != Path::new("log");
         if is_noted && holds_log(disk, &along)? {
             return Ok(Some(along));
@@ -302,7 +311,8 @@ pub fn known(disk: &dyn Disk, member_dir: &Path) -> Result<Option<PathBuf>, Open
     Ok(Some(noted))
 }
 
-/// Returns true if a directory is a link, or is on another file system than its parent directory.
+/// Returns true if a directory is a symbolic link or a mount point: on another file system than its parent
+/// directory.
 pub fn leads_elsewhere(dir: &Path) -> bool {
     let device = |path: &Path| std::fs::metadata(path).map(|found| found.dev());
     let is_link = std::fs::symlink_metadata(dir).is_ok_and(|found| found.is_symlink());
@@ -474,7 +484,7 @@ mod tests {
             assert_eq!(find(&disk, None, stopped), Ok(beside.clone().into()));
             assert_eq!(read_note(&*disk, Path::new(MEMBER)).expect("is read"), Some(beside.clone().into()));
         }
-        // The log is missing, because the other disk is not mounted.
+        // The log is missing, as if the other disk was not mounted.
         let (disk, _) = self::disk();
         write_note(&*disk, Path::new(MEMBER), Path::new(&beside)).expect("is written");
         assert_eq!(find(&disk, None, STOPPED), Ok(beside.into()), "and is missed by who opens it");

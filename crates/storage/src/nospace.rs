@@ -1,4 +1,6 @@
-//! A file beside the log that records the cause of the NOSPACE alarm.
+//! Reads and writes a small file beside the log that records the cause of this member's NOSPACE alarm. After
+//! a restart, the member disarms the alarm itself, once there is space again, only if it knows that the disk
+//! was the cause.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,25 +16,25 @@ pub const FILE_NAME: &str = "nospace";
 pub enum Cause {
     /// The alarm is not raised, or its cause is not known.
     Nothing,
-    /// The disk has no space for more log.
+    /// The disk has no space for more log entries.
     Disk,
     /// The data would have exceeded the space quota.
     Quota,
 }
 
 impl Cause {
-    /// Returns the number that stands for the cause in an entry that raises the alarm.
+    /// Returns the number that stands for the cause in a log entry that raises the alarm.
     pub fn in_entry(self) -> u32 {
         self as u32
     }
 
-    /// Returns the cause for which this number stands in an entry; `None` if the entry contains no cause,
-    /// because an older version or a client made it.
+    /// Returns the cause for which this number stands in a log entry; `None` if the entry contains no cause,
+    /// because an older release of Mainstay or a client created it.
     pub fn of_entry(number: u32) -> Option<Cause> {
         [Cause::Disk, Cause::Quota].into_iter().find(|cause| cause.in_entry() == number)
     }
 
-    /// Returns the name of the cause for operators.
+    /// Returns the name of the cause that is shown to operators.
     pub fn name(self) -> &'static str {
         match self {
             Cause::Nothing => "nothing",
@@ -47,7 +49,7 @@ const NOTE_VERSION: u32 = 1;
 const NOTE_BYTES: usize = 20;
 
 /// The file `<data-dir>/member/nospace`, which records the cause of the NOSPACE alarm. It is created while
-/// the disk has space, and later overwritten in place, because it has to be written when the disk is full. If
+/// the disk has space, and later overwritten in place, so that it can be written when the disk is full. If
 /// the file is missing or damaged, the cause is unknown.
 ///
 /// ```text
@@ -64,13 +66,13 @@ pub struct Note {
 
 impl Note {
     /// Opens the file in this directory, and creates it if it is missing and the disk has space for it.
-    /// Returns the note, and the recorded cause.
+    /// Returns the file, and the cause recorded in it; [`Cause::Nothing`] if none is recorded.
     pub fn open(disk: &Arc<dyn Disk>, member_dir: &Path) -> (Note, Cause) {
         let note = Note { disk: Arc::clone(disk), path: member_dir.join(FILE_NAME) };
         let cause = note.read();
         if cause.is_none() {
-            // If the file cannot be created, an alarm that the disk has raised stays after a restart until a
-            // client disarms it.
+            // The error is ignored, because its only consequence is that an alarm that was raised for a full
+            // disk is not cleared automatically after a restart, but stays until a client disarms it.
             let _ = note.make(member_dir);
         }
         (note, cause.unwrap_or(Cause::Nothing))

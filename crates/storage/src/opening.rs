@@ -1,6 +1,6 @@
 //! Opens a data directory: [`open`] loads the checkpoint, replays the log after it, checks that both match,
-//! and reports damage with file, offset and remedy. If the directory is empty, it creates a new member. It
-//! does not start the member.
+//! and reports damage with the file, the offset and the remedy. If the directory is empty, [`open`] creates a
+//! new member. This module does not start the member.
 
 mod checkpoint;
 mod replay;
@@ -37,7 +37,7 @@ use crate::taken_over::TakenOver;
 use crate::terms::Terms;
 use telemetry::logging::{Logger, Value};
 
-/// Settings that a test or a simulation may change. A process uses the defaults.
+/// Settings that a test or a simulation may change. A real server uses the defaults.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Switches {
     /// Maximum payload bytes in flight to one follower without an acknowledgement; `None` for the default.
@@ -51,7 +51,7 @@ pub trait LogEvents: Send + Sync {
     /// Adds an event to the queue. Called on the log's threads.
     fn tell(&self, event: LogEvent);
 
-    /// Makes the calling thread the receiver.
+    /// Makes the calling thread the receiver of the events: each new event wakes this thread.
     fn receive_here(&self);
 
     /// Moves all queued events into `into`, which must be empty. Waits for the first event, but at most for
@@ -69,8 +69,8 @@ pub struct Opening<'a> {
     pub events: &'a Arc<dyn LogEvents>,
     /// The member's log for its operator (not the raft log).
     pub logger: &'a Logger,
-    /// True if threads may be started. Otherwise all steps run one after the other, and the raft log has no
-    /// threads.
+    /// True if opening may start threads. Otherwise all steps run one after the other, and the raft log has
+    /// no threads.
     pub threads: bool,
     /// Size of the log's segments in bytes; `None` derives it from the size of the file system.
     pub segment_bytes: Option<u32>,
@@ -80,7 +80,8 @@ pub struct Opening<'a> {
     pub seed: Option<u64>,
     /// Settings of a test or a simulation.
     pub switches: Switches,
-    /// Closure that returns the identity and first entries of a new member. Called only if the log is empty.
+    /// Closure that returns the identity and first entries of a new member. Called only if the directory
+    /// contains no log, or a log without entries.
     pub begin: &'a dyn Fn() -> Result<Beginning, Box<dyn Error + Send + Sync>>,
 }
 
@@ -88,13 +89,14 @@ pub struct Opening<'a> {
 pub struct Opened {
     /// Ids of the member and its cluster.
     pub identity: Identity,
-    /// State of the checkpoint. The entries after the checkpoint are not applied yet.
+    /// State machine with the state of the checkpoint. The entries after the checkpoint have not been applied
+    /// to it yet.
     pub machine: Machine,
     /// Raft node, which has the entries after the checkpoint.
     pub node: Node,
     /// The log, ready for appending.
     pub log: Log,
-    /// The result of opening the log.
+    /// Report of opening the log: the last index, the hard state, and the repairs that were made.
     pub recovered: Recovered,
     /// Location of each entry after the checkpoint.
     pub locations: VecDeque<EntryPlace>,
@@ -104,8 +106,8 @@ pub struct Opened {
     pub levels: Vec<Level>,
     /// Terms of the entries that are not in memory; see [`crate::terms`].
     pub terms: Terms,
-    /// Members of the cluster that exist already, if this member does not know them from its own log yet: id
-    /// and peer URLs.
+    /// Id and peer URLs of each member that the cluster already has. Empty if this member knows the members
+    /// from its own log.
     pub remotes: Vec<(u64, Vec<String>)>,
     /// Shutdown record beside the log.
     pub clean_shutdown: CleanShutdown,
@@ -117,8 +119,8 @@ pub struct Opened {
 }
 
 impl Opened {
-    /// Logs the repairs of the log and the restored state for the operator. `took` is the duration of
-    /// opening.
+    /// Writes the repairs of the raft log, and a summary of the restored state, to the operator's log. `took`
+    /// is the duration of opening.
     pub fn report(&self, logger: &Logger, took: Duration) {
         for repair in &self.recovered.repairs {
             logger.warn(
@@ -156,16 +158,18 @@ fn refuse_foreign(disk: &dyn Disk, member_dir: &Path, wal_dir: Option<&Path>) ->
     let their_log = files.logs.first().cloned();
     let path = their_log.clone().or(files.snap).unwrap_or_else(|| member_dir.to_path_buf());
     let their_log = their_log.unwrap_or_else(|| member_dir.join("wal"));
-    // A directory that cannot be read is not refused here, because the import reports the reason.
+    // An error while reading etcd's files is ignored: the returned error recommends an import, and the import
+    // reports the read error.
     let theirs = interchange::DataDir::glance(disk, &data_dir, &their_log);
     let old_store = theirs.ok().and_then(|theirs| theirs.old_store.loss());
     Err(DataDirError::WrittenByEtcd { path, data_dir, old_store })
 }
 
-/// Locks the data directory against other processes. Refuses a directory of etcd, unless the member was taken
-/// over from etcd and etcd neither runs nor has run since. `wal_dir` is the directory of `--wal-dir`. Also
-/// locks the database that etcd has left there, so that etcd cannot open it until the lock is dropped. If
-/// that database cannot be opened, `warn` receives the error.
+/// Locks the data directory against other processes. Refuses a directory that contains etcd's files, unless
+/// the member was taken over from etcd and etcd is not running and has not run since. `wal_dir` is the
+/// directory of `--wal-dir`. Also locks the database that etcd has left in a directory that was taken over,
+/// so that etcd cannot open it until the lock is dropped. If that database cannot be opened, but other files
+/// keep etcd from starting, `warn` receives the error.
 ///
 /// # Errors
 ///
@@ -179,13 +183,13 @@ pub fn lock(
 ) -> Result<Lock, DataDirError> {
     if let Some(mark) = TakenOver::read(disk, member_dir)? {
         let lock = lock_member(disk, member_dir)?;
-        // The database is locked before etcd's log is checked, because an etcd that runs may not have written
-        // to its log yet.
+        // The database is locked before etcd's log is checked: an etcd that is just starting has possibly
+        // written nothing to its log yet, so the check alone would not detect it.
         let etcd = mark.shut_out(disk, member_dir)?;
         if let Some(why) = &etcd.unlocked {
             warn(why);
         }
-        // The mark was first read without the lock, and may have changed since.
+        // The mark is read again, because it was first read without the lock and may have changed since.
         if let Some(mark) = TakenOver::read(disk, member_dir)? {
             mark.check(disk, member_dir)?;
         }
@@ -230,7 +234,7 @@ struct Found<'a> {
 struct Replay {
     machine: Machine,
     levels: Vec<Level>,
-    /// Log index up to which entries are applied to `machine`.
+    /// Index of the last log entry that is applied to `machine`.
     applied: Index,
     manifest: Option<Manifest>,
     replayed: ReplayedLog,
@@ -240,7 +244,7 @@ struct Replay {
 ///
 /// # Errors
 ///
-/// Returns an error that names the file or option and the fault, with the remedy in its text.
+/// Returns an error whose message names the file or option, the fault and the remedy.
 pub fn open(opening: &Opening<'_>) -> Result<Opened, DataDirError> {
     open_or_refuse(opening).inspect_err(|error| {
         if opening.options.unsafe_no_fsync && error.is_damage() {
@@ -265,14 +269,16 @@ fn open_or_refuse(opening: &Opening<'_>) -> Result<Opened, DataDirError> {
     })?;
     exported::refuse(&**disk, member_dir)?;
     if let Some(taken_over) = TakenOver::read(&**disk, member_dir)? {
-        // The guards are written before the member promises anything that is not in etcd's files.
+        // The files that keep etcd from starting must exist before this member votes or acknowledges an
+        // entry: an etcd that started on its old files would not know of these votes and entries, and could
+        // contradict them.
         taken_over.guard(&**disk, member_dir)?;
     }
     let found = look(opening, member_dir)?;
     let is_new = found.beginning.is_some();
     let was_noted = log_dir::read_note(&**disk, member_dir)?.is_some();
-    // Done before the replay, which may take minutes, and before a new member is created: in the meantime an
-    // etcd could be started and create a store.
+    // etcd is kept out before the replay, which may take minutes, and before a new member is created, because
+    // an etcd that is started in the meantime would create a store here.
     let lock = keep_etcd_out(opening, member_dir, lock)?;
     open_found(opening, found, lock).inspect_err(|_| {
         if is_new && let Err(why) = etcd_beside::let_in(&**disk, &options.data_dir, was_noted) {
@@ -294,8 +300,9 @@ fn open_found(opening: &Opening<'_>, mut found: Found<'_>, lock: Lock) -> Result
     let Replay { machine, levels, applied, manifest, replayed } = replay(opening, &mut found)?;
     let Found { checkpoints, clean_shutdown, identity, beginning, mut log_dir, .. } = found;
     log_dir.settle()?;
-    // If the log is new, a crash may leave no segment, and the log then counts as empty. In that case the
-    // shutdown record must not say that a log existed.
+    // For a new log, the shutdown record is written only after the first entries are durable (below). A crash
+    // before that may leave no segment of the log. The next start then creates the member once more, but only
+    // if no shutdown record says that a log existed.
     let lasting = beginning.is_none();
     if lasting {
         clean_shutdown.open(&identity, replayed.log.values().log_end())?;
@@ -309,7 +316,7 @@ fn open_found(opening: &Opening<'_>, mut found: Found<'_>, lock: Lock) -> Result
     if !lasting {
         if options.unsafe_no_fsync {
             // The shutdown record will say that the first entries are durable. If they were lost, the member
-            // could not be started again, so they are synced here.
+            // could not be started again, so they are synced here despite `--unsafe-no-fsync`.
             start.log.sync()?;
         }
         clean_shutdown.open(&identity, start.log.values().log_end())?;
@@ -339,9 +346,9 @@ fn open_found(opening: &Opening<'_>, mut found: Found<'_>, lock: Lock) -> Result
     })
 }
 
-/// Prevents etcd from creating a store in this directory. If the operating system refuses that, the member is
-/// started anyway. Returns the lock of the directory, combined with the lock of an etcd database that was
-/// moved aside.
+/// Prevents etcd from creating a store in this directory. If the operating system refuses that, only logs a
+/// warning, and the member can start anyway. Returns the lock of the directory, combined with the lock of an
+/// etcd database that was moved aside.
 ///
 /// # Errors
 ///
@@ -431,7 +438,8 @@ fn replay(opening: &Opening<'_>, found: &mut Found<'_>) -> Result<Replay, DataDi
     };
     let restore = || restore(rules, checkpoints, manifest.as_ref(), member_dir, identity, threads);
     let (state, replayed) = if threads {
-        // The restore and the replay are independent and take about the same time, so they run in parallel.
+        // Restoring the checkpoint and replaying the log are independent and take about the same time, so
+        // they run in parallel.
         std::thread::scope(|scope| {
             let log = scope.spawn(|| replay_from(applied.next()));
             let state = restore();
@@ -455,7 +463,7 @@ fn replay(opening: &Opening<'_>, found: &mut Found<'_>) -> Result<Replay, DataDi
         }
     };
     if manifest.is_none() {
-        // A log that has every entry since the first needs no checkpoint.
+        // Without a checkpoint, the log must contain every entry since the first.
         if let Err(lacking) = replayed.is_whole() {
             let missing = || {
                 let path = member_dir.join("checkpoint").join("MANIFEST");

@@ -1,4 +1,4 @@
-//! The options of a member that concern its data directory.
+//! Defines the options of a member that concern its data directory.
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -15,7 +15,7 @@ pub struct Options {
     pub wal_dir: Option<PathBuf>,
     /// True if writes are not synced, so that acknowledged writes can be lost. For tests.
     pub unsafe_no_fsync: bool,
-    /// True if the member becomes the only one of its cluster.
+    /// True if the start makes the member the only one of its cluster.
     pub force_new_cluster: bool,
     /// Peer URLs that this member announces to other members; at least one. Used only with
     /// [`Self::force_new_cluster`].
@@ -26,12 +26,12 @@ pub struct Options {
     pub heartbeat_interval: Duration,
     /// Time after which a follower that hears from no leader begins an election.
     pub election_timeout: Duration,
-    /// True if raft's pre-vote is used before an election.
+    /// True if the member asks the others in a pre-vote whether it could win before it begins an election.
     pub pre_vote: bool,
 }
 
-/// Returns the rules by which the state machine applies entries, with this value of the option
-/// `--max-learners`.
+/// Returns the rules by which the state machine applies entries if the option `--max-learners` has this
+/// value.
 pub fn rules(max_learners: u64) -> Rules {
     Rules { learners_max: usize::try_from(max_learners).unwrap_or(usize::MAX) }
 }

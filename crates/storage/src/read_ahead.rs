@@ -1,6 +1,6 @@
-//! Reads values that are contiguous in the log, such as those of a hash or a snapshot, which are read in the
-//! order of revisions, the order of the log. One read of 64 KiB takes a tenth of the time of two hundred
-//! reads of single values.
+//! Reads values that follow each other in the log with few large reads. Used for hashes and snapshots, which
+//! read values in the order of revisions, which is also the order of the values in the log. One read of 64
+//! KiB takes a tenth of the time of two hundred reads of single values.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -17,7 +17,8 @@ use crate::values::{LogValues, Source};
 
 /// Size of the first read in bytes, and minimum size at which reading ahead is tried.
 const AHEAD_BYTES_MIN: usize = 4 << 10;
-/// Maximum distance in bytes between the end of the last value and a value that counts as its successor.
+/// If a value starts at most this many bytes after the end of the last value, it counts as its successor, so
+/// that reading ahead is worthwhile.
 const GAP_BYTES_MAX: u32 = 16 << 10;
 
 /// Reader of the values of one call. It buffers a part of the log that probably contains the next values of
@@ -30,17 +31,19 @@ pub struct ReadAhead {
 /// The buffered part of the log.
 struct Window {
     start: Location,
-    /// Buffer whose first `len` bytes are valid.
+    /// Buffer whose first `len` bytes are valid, and the reservation for it in the memory account of the
+    /// connection whose work was running when the buffer was taken.
     buffer: Option<(Buffer, Option<Held>)>,
     len: usize,
     /// Location of the end of the value that was read last.
     end: Location,
-    /// Number of bytes of the next read. It shrinks when values are not where they are expected.
+    /// Number of bytes of the next read. The number grows if a value starts soon after the end of the
+    /// previous one, and shrinks otherwise.
     ahead: usize,
 }
 
 impl ReadAhead {
-    /// Returns a reader of the values of `values`.
+    /// Returns a reader that reads ahead and takes all other values from `values`.
     pub fn of(values: &Rc<LogValues>) -> Rc<ReadAhead> {
         let nowhere = Location { segment: 0, offset: 0 };
         let window = Window { start: nowhere, buffer: None, len: 0, end: nowhere, ahead: AHEAD_BYTES_MIN };
@@ -49,9 +52,9 @@ impl ReadAhead {
 }
 
 impl Window {
-    /// Appends the bytes of a value to `out` and returns true, if the window contains them. The result is
-    /// also false if the checksum does not match, because the window may have been read before the value was
-    /// written.
+    /// Appends the bytes of a value to `out` and returns true, if the window contains them. Returns false if
+    /// it does not, or if the checksum does not match: the window may have been read before the value was
+    /// written, so the caller reads the value itself.
     fn give(&self, value: Value, out: &mut BytesMut) -> bool {
         let Some((buffer, _)) = &self.buffer else { return false };
         let Some(from) = value.location.offset.checked_sub(self.start.offset) else { return false };
@@ -64,7 +67,8 @@ impl Window {
         })
     }
 
-    /// Adapts the size of the next read to the position of a value that is not in the window.
+    /// Doubles the size of the next read if a value that is not in the window follows the last value;
+    /// otherwise divides the size by four.
     fn look(&mut self, value: Value) {
         let Location { segment, offset } = value.location;
         let behind = segment == self.end.segment && offset.wrapping_sub(self.end.offset) <= GAP_BYTES_MAX;
@@ -72,7 +76,7 @@ impl Window {
             if behind { (self.ahead * 2).clamp(AHEAD_BYTES_MIN, BUFFER_BYTES_MAX) } else { self.ahead / 4 };
     }
 
-    /// Reads the window, starting at `value`, if that will probably save later reads.
+    /// Reads the bytes of the log from `value` on into the window, if that will probably save later reads.
     fn fill(&mut self, values: &LogValues, value: Value) {
         self.len = 0;
         if self.ahead < AHEAD_BYTES_MIN.max(4 * value.len as usize) {
@@ -83,8 +87,8 @@ impl Window {
             (buffer, Account::of_turn().map(|account| account.hold(BUFFER_BYTES_MAX)))
         });
         let read = values.read_ahead(value.location, &mut buffer.bytes_mut()[..self.ahead]);
-        // A short read means that the following bytes are not in memory or do not exist. Reads in the near
-        // future will probably find the same.
+        // A short read means that the following bytes are not in memory or do not exist. That will probably
+        // not change soon, so the next read does not ask for more.
         self.ahead = self.ahead.min(read);
         (self.start, self.len) = (value.location, read);
     }
@@ -100,7 +104,8 @@ impl Source for ReadAhead {
         };
         let Location { segment, offset } = value.location;
         window.end = Location { segment, offset: offset.saturating_add(value.len) };
-        // If the value is damaged, the read of the single value reports the error.
+        // A value that the window does not contain is read alone. That read also reports the error if the
+        // value is damaged.
         if given { Ok(true) } else { self.values.read_at_hand(value, out) }
     }
 
@@ -141,7 +146,7 @@ mod tests {
     use super::*;
     use crate::readers::Readers;
 
-    /// A log, with the values in it and their locations.
+    /// A log, and the values that were written to it.
     struct Written {
         disk: MemDisk,
         log: Log,

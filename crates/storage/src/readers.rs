@@ -1,20 +1,22 @@
-//! Threads that read values from the disk for threads that must not wait for it: shards and the core.
+//! Reads values from the disk, on dedicated threads, for threads that must not wait for it: shards and the
+//! core.
 //!
-//! A [`Reading`] fetches its values in portions; neighbouring values are read together as a run. The threads
-//! serve the portions in turn, one run at a time, so that a call that needs one value does not wait for
-//! hundreds of values of another call. Portions wait for admission in FIFO order while too many bytes are
-//! being read. The bytes of portions are charged to the clients' memory budget.
+//! A [`Reading`] fetches its values in portions of up to 1 MiB; neighbouring values are read together as a
+//! run. The threads serve the portions in rotation, one run at a time, so that a call that needs one value
+//! does not wait for hundreds of values of another call. While too many bytes are being read, new portions
+//! wait for admission in FIFO order. Memory for the bytes of portions is reserved in the clients' memory
+//! budget.
 //!
 //! A call that is not polled does not delay others. A portion is admitted as soon as space becomes free, by
-//! the call that freed the space, and its bytes count against the limit only while they are being read.
-//! Portions that were read and not taken by their calls have a separate limit. Above it, the portion that was
-//! read first is revoked, and its call waits for admission again when it is polled. A call that is polled
-//! slowly finishes nevertheless: when its portion was read for the second time, it stays until it is taken,
-//! within a third limit.
+//! the call or thread that freed the space, and its bytes count against the limit only while they are being
+//! read. Portions that were read but not taken by their calls have a separate limit. If this limit is
+//! exceeded, the portion that was read first is revoked: its values are dropped, and its call waits for
+//! admission again when the call is polled. A call that is polled slowly finishes nevertheless: when its
+//! portion was read for the second time, it stays until it is taken, within a third limit.
 //!
-//! The core has a separate lane: its values are read first and without admission, because all clients wait
-//! for the core. Neither lane may use all threads, so one thread is always left for the other lane, however
-//! slow the disk is.
+//! The core has a separate lane (a queue of portions): its values are read first and without admission,
+//! because all clients wait for the core. Neither lane may use all threads, so one thread is always left for
+//! the other lane, however slow the disk is.
 
 mod reading;
 
@@ -35,10 +37,12 @@ use planted::Bug;
 const THREADS_MAX: usize = 8;
 /// Maximum number of threads that one lane may use at a time.
 const LANE_THREADS_MAX: usize = THREADS_MAX - 1;
-/// Limit, in bytes of values, for each of three amounts: values that are being read, values that were read
-/// and not taken, and values that stay until they are taken. A single portion may be larger.
+/// Limit, in bytes of clients' values, for each of three amounts: values that are being read, values that
+/// were read and may be revoked, and values that were read and stay until they are taken. A single portion
+/// may be larger.
 const ADMITTED_BYTES_MAX: usize = 16 << 20;
-/// Divisor of the clients' memory budget. The result is a further limit for each of the three amounts.
+/// The clients' memory budget divided by this number is a further limit for each of the three amounts that
+/// [`ADMITTED_BYTES_MAX`] limits.
 const BUDGET_PART: usize = 16;
 /// Returns the location of a value as one number, which identifies the value: a location in the log never
 /// contains another value later.
@@ -66,9 +70,10 @@ struct Inner {
     log: log::Values,
     /// True if there are no threads and the owner calls [`Readers::step`] instead.
     by_hand: bool,
-    /// Maximum number of threads that can be started. For tests, in which starting a further thread fails.
+    /// Number of threads after which starting a further one fails. Tests set it below [`THREADS_MAX`].
     startable: usize,
-    /// Memory budget to which the bytes of portions are charged.
+    /// Memory budget in which the bytes of portions are reserved; unset until [`Readers::charge_to`] is
+    /// called.
     budget: OnceLock<Budget>,
     state: Mutex<State>,
     work: Condvar,
@@ -85,21 +90,22 @@ struct State {
     admitted_bytes: usize,
     /// Bytes of clients' portions that were read and stay until they are taken.
     staying_bytes: usize,
-    /// Portions of other clients that were read and not taken: the id of each portion, keyed by the order in
-    /// which the portions were read.
+    /// Ids of the clients' portions that were read, not taken, and may be revoked. The key is a serial number
+    /// in the order in which they were read.
     untaken: BTreeMap<u64, u64>,
     untaken_bytes: usize,
     serial: u64,
     threads: usize,
-    /// Number of waiting threads, including those that were notified and have not woken yet.
+    /// Number of threads that are waiting for runs, including those that were notified and have not woken
+    /// yet.
     idle: usize,
-    /// True if starting a thread has ever failed. The number of threads may then never grow.
+    /// True if starting a thread has ever failed, so that the existing threads may be all that there will be.
     start_failed: bool,
     closed: bool,
 }
 
-/// Queue of portions with runs to be read. A thread takes one run of the first portion, and the portion then
-/// moves to the end of the queue.
+/// Queue of portions with runs to be read. A thread takes one run of the first portion, which then moves to
+/// the end of the queue if it has more runs.
 #[derive(Default)]
 struct Lane {
     turns: VecDeque<u64>,
@@ -107,7 +113,7 @@ struct Lane {
     threads: usize,
 }
 
-/// State of a portion. It decides against which limit the bytes of the portion count.
+/// Stage of a portion, which determines against which limit the portion's bytes count.
 enum Stage {
     /// The portion is the core's. Its bytes count against no limit.
     OfCore,
@@ -135,7 +141,7 @@ struct Portion {
     abandoned: bool,
     /// True if the portion was revoked before, so that it is not revoked again.
     stays: bool,
-    /// Charge for the bytes of the portion, from its admission on.
+    /// Memory reservation (charge) for the bytes of the portion, from its admission on.
     charge: Option<Charge>,
 }
 
@@ -164,13 +170,14 @@ impl Inner {
         arrived
     }
 
-    /// Reads the next run. Returns false if no run is queued.
+    /// Reads the next queued run. Returns false if no run is queued, or if runs are queued only in lanes that
+    /// may not use another thread.
     fn step(self: &Arc<Inner>) -> bool {
         let mut state = self.state();
         let Some((id, runs, at)) = state.next_run() else { return false };
         if state.has_turns() {
-            // Further runs may have been queued without waking a thread, because a thread was already
-            // notified for this run. So another thread is woken for them.
+            // Wakes another thread for the remaining runs. Possibly no thread was woken when they were
+            // queued: the thread that now reads this run may have been notified already, and counted as idle.
             self.rouse(&mut state, 1);
         }
         drop(state);
@@ -198,8 +205,8 @@ impl Inner {
         }
     }
 
-    /// Admits waiting portions in order, as far as the limit allows. Called whenever bytes no longer count
-    /// against the limit.
+    /// Admits waiting portions in order, until the next one would exceed the limit for bytes that are being
+    /// read. Called whenever that amount may have decreased or a portion was queued.
     fn admit(self: &Arc<Inner>, state: &mut State) {
         let bytes_max = self.bytes_max();
         let mut runs = 0;
@@ -224,7 +231,7 @@ impl Inner {
         }
     }
 
-    /// Wakes or starts threads for queued runs.
+    /// Wakes or starts threads for `runs` newly queued runs.
     fn rouse(self: &Arc<Inner>, state: &mut State, runs: usize) {
         if self.by_hand || runs == 0 {
             return;
@@ -254,9 +261,9 @@ impl Inner {
         state.start_failed && state.threads == 0 && !self.by_hand
     }
 
-    /// If there are no threads, reads queued runs on this thread until this portion is complete. If another
-    /// call is reading a run of the portion, or delays the admission of the portion, that call wakes this
-    /// call when it is done.
+    /// If no reader threads exist and none can be started, reads queued runs on this thread until the portion
+    /// `id` is complete. If another call is reading a run of that portion, or is holding up its admission,
+    /// returns earlier; that other call wakes this one when it is done.
     fn read_without_threads<'a>(
         self: &'a Arc<Inner>,
         mut state: MutexGuard<'a, State>,
@@ -303,17 +310,18 @@ impl State {
         self.core.may_go_on(threads_max) || self.clients.may_go_on(threads_max)
     }
 
-    /// Returns the maximum number of threads that one lane may use: all possible threads but one.
+    /// Returns the maximum number of threads that one lane may use: all threads but one, and at least one.
     fn lane_threads_max(&self) -> usize {
         match self.threads {
             _ if !self.start_failed => LANE_THREADS_MAX,
-            // Without threads, every call reads by itself, so there is no limit.
+            // Without threads, each call reads on its own thread, so there is no limit.
             0 => usize::MAX,
             threads => (threads - 1).max(1),
         }
     }
 
-    /// Adds the values of a run that was read to its portion.
+    /// Adds the values of a run that was read to its portion. If the portion is complete, wakes its call and
+    /// moves the portion's bytes to the next limit.
     fn settle(&mut self, id: u64, arrived: Vec<ReadValue>, bytes_max: usize) {
         let Some(portion) = self.portions.get_mut(&id) else { return };
         let lane = if matches!(portion.stage, Stage::OfCore) { &mut self.core } else { &mut self.clients };
@@ -358,7 +366,8 @@ impl State {
         }
     }
 
-    /// Removes a portion of which no thread is reading a run, so that other portions may be admitted.
+    /// Removes a portion, and subtracts its bytes from the limit against which they count. No thread may be
+    /// reading one of its runs.
     fn release(&mut self, id: u64) -> Option<Portion> {
         let portion = self.portions.remove(&id)?;
         match portion.stage {
@@ -395,7 +404,7 @@ impl Readers {
         Readers::of(log, false, THREADS_MAX)
     }
 
-    /// Returns readers without threads, which read when [`Readers::step`] is called.
+    /// Returns readers without threads, for simulations. They read only when [`Readers::step`] is called.
     pub fn by_hand(log: log::Values) -> Arc<Readers> {
         Readers::of(log, true, 0)
     }
@@ -406,7 +415,8 @@ impl Readers {
         Arc::new(Readers { inner: Arc::new(inner) })
     }
 
-    /// Charges the bytes to this budget from now on, and limits them to a part of it.
+    /// Reserves the bytes of portions in this budget from now on, and limits them to a part of it. Only the
+    /// first call has an effect.
     pub fn charge_to(&self, budget: &Budget) {
         let _ = self.inner.budget.set(budget.clone());
     }
@@ -427,14 +437,15 @@ impl Readers {
         state.untaken_bytes + state.staying_bytes > 0
     }
 
-    /// Returns a reading whose values have already arrived. For tests with values of their own.
+    /// Returns a [`Reading`] whose values have already arrived. For tests, which supply the values.
     pub fn arrived(self: &Arc<Self>, arrived: Vec<ReadValue>) -> Reading {
         let mut reading = self.read(&[]);
         reading.arrived = arrived;
         reading
     }
 
-    /// Reads values. If a value has moved or is damaged, the other values are read nevertheless.
+    /// Returns a future that reads values. If a value has moved or is damaged, the other values are read
+    /// nevertheless.
     pub fn read(self: &Arc<Self>, values: &[Value]) -> Reading {
         let wanted =
             values.iter().map(|value| Wanted { location: value.location, len: value.len, crc: value.crc });
@@ -460,7 +471,7 @@ impl Readers {
     }
 
     /// Reads values like [`Readers::read`], for the core: before all other portions, and without admission.
-    /// The core reads only few bytes at a time.
+    /// That is acceptable because the core reads only few bytes at a time.
     pub fn read_first(self: &Arc<Self>, values: &[Value]) -> Reading {
         let mut reading = self.read(values);
         reading.is_first = !planted::is(Bug::CoreReadsInTheQueue);

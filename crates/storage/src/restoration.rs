@@ -1,13 +1,13 @@
-//! Creates a data directory from an external state: a snapshot, or another program's directory.
-//! [`Restoration`] is the entry point. The module depends neither on etcd's formats nor on command lines.
+//! Creates a data directory from an external state, for restoring a snapshot or importing another program's
+//! data. [`Restoration`] is the entry point. The module knows neither etcd's formats nor command lines.
 //!
 //! The created directory is like that of a member that has installed another member's state: the values are
-//! in the log, the index is in a checkpoint of one base run, and the log is restarted after the last entry of
-//! the state. Further entries may follow.
+//! in the log, the index is in a checkpoint of one base run, and the log is restarted after the last entry
+//! that the state contains. Further entries may follow in the log.
 //!
 //! Nothing is synced before [`Restoration::finish`]. The caller renames the directory to its final name after
-//! that, and after a crash begins again with an empty directory. Memory is needed for the index, as in the
-//! member that will be started, and for a portion of values.
+//! that; after an earlier crash it must begin again with an empty directory. The process needs memory for the
+//! index, as much as the member that will be started, and for a batch of values.
 
 use std::error::Error;
 use std::fmt;
@@ -33,22 +33,23 @@ use crate::identity::Identity;
 use crate::terms::Terms;
 use crate::values::LogValues;
 
-/// Bytes of values that are appended to the log in one batch.
+/// Bytes of values after which a batch is appended to the log.
 const PORTION_BYTES: usize = 4 << 20;
-/// Maximum number of versions in one batch, whatever the size of their values.
+/// Maximum number of versions or entries in one batch, whatever their size.
 const PORTION_VERSIONS: usize = 16 << 10;
 
-/// Maximum revision that is accepted: half of the range, so that later revisions cannot overflow.
+/// Maximum revision of a state that is accepted: half of the range of the type, so that the revisions of
+/// later writes cannot overflow. A state with a higher revision is refused.
 const REVISION_MAX: Revision = Revision(i64::MAX / 2);
-/// Seed and factor of the digest: an odd number with many bits set.
+/// Initial value and factor of the digest of a state: an odd number with many bits set.
 const SEED: u64 = 0x9e37_79b9_7f4a_7c15;
 
 /// The state except keys and values.
 #[derive(Debug)]
 pub struct RestoredHead {
-    /// Compact revision; -1 for none.
+    /// Compact revision of the state; -1 if it was never compacted.
     pub compact_revision: Revision,
-    /// Log index of the last entry that is applied to the state.
+    /// Log index of the last entry that the state contains.
     pub index: Index,
     /// Raft term of the entry at `index`.
     pub term: Term,
@@ -61,15 +62,17 @@ pub struct RestoredHead {
     pub members: Members,
     /// Users, roles, and whether authentication is enabled.
     pub auth: Auth,
-    /// True if all members of the cluster are created from this same state. Their rolling hash then starts
-    /// with a hash of the state. If false, the rolling hash is unknown and is not compared.
+    /// True if all members of the cluster are created from this same state. Their rolling hash, which members
+    /// compare to detect different states, then starts with a hash of this state. If false, the rolling hash
+    /// is unknown and is not compared.
     pub is_shared: bool,
 }
 
 /// An entry that follows a restored state in the raft log.
 #[derive(Clone, Debug)]
 pub struct RestoredEntry {
-    /// True if the entry is committed and not part of the state yet, so that it is also applied to the state.
+    /// True if the entry is committed but not yet part of the restored state, so that it must be applied to
+    /// the state as well as appended to the log.
     pub applies: bool,
     /// The log entry.
     pub entry: log::Entry,
@@ -103,7 +106,7 @@ pub enum RestorationError {
     Refused(log::Refusal),
     /// The log has failed.
     LogFailed(log::Fatal),
-    /// The log did not return the location of this item, which is a bug of this program.
+    /// The log did not return the location of this item, which is a bug in Mainstay.
     Lost(&'static str),
     /// The state cannot be read from its source.
     Source(Box<dyn Error + Send + Sync>),
@@ -116,14 +119,14 @@ pub enum RestorationError {
         /// Number by which the revision is to be raised.
         by: u64,
     },
-    /// A version is out of order, or its revision is too high.
+    /// A version of a key is out of order, or its revision is too high.
     OutOfOrder {
         /// Main and sub-revision of the version.
         at: ChangeId,
         /// Main and sub-revision of the previous version.
         last: ChangeId,
     },
-    /// A head, lease or version is invalid.
+    /// The head, a lease or a version of the state is invalid.
     Malformed(Malformed),
     /// The versions contradict each other.
     Versions(LoadError),
@@ -222,7 +225,8 @@ pub struct Restoration {
     events: Receiver<LogEvent>,
 }
 
-/// Receives the versions of a state for a directory that is being created.
+/// Receives the versions of all keys of a state, in the order of revisions, and writes their values to the
+/// log of a directory that is being created.
 pub struct Filling<'r> {
     restoration: &'r mut Restoration,
     assembly: Assembly,
@@ -235,11 +239,12 @@ pub struct Filling<'r> {
     last: ChangeId,
 }
 
-/// Rules for applying entries that are used if the options of the member are not known.
+/// Rules by which entries are applied if the options of the member are not known: at most one learner, which
+/// is the default of `--max-learners`.
 pub const RULES: Rules = Rules { learners_max: 1 };
 
 impl Restoration {
-    /// Starts a restoration in a directory that contains no member yet.
+    /// Starts to create a data directory at a path where no member exists.
     ///
     /// # Errors
     ///
@@ -253,11 +258,12 @@ impl Restoration {
     }
 
     /// Starts a restoration like [`Restoration::begin`], with the log in the separate directory `log_dir`.
-    /// The data directory records `named` as the path of the log, the final name of that directory.
+    /// The data directory records `named` as the path of the log: the name that the caller will give
+    /// `log_dir` when it is complete.
     ///
     /// # Errors
     ///
-    /// As for [`Restoration::begin`].
+    /// Returns the errors of [`Restoration::begin`].
     pub fn begin_apart(
         disk: &Arc<dyn Disk>,
         data_dir: &Path,
@@ -275,7 +281,7 @@ impl Restoration {
     ///
     /// # Errors
     ///
-    /// As for [`Restoration::begin`].
+    /// Returns the errors of [`Restoration::begin`].
     pub fn begin_sized(
         disk: &Arc<dyn Disk>,
         data_dir: &Path,
@@ -312,7 +318,8 @@ impl Restoration {
             if segment_bytes > 0 { segment_bytes } else { log::segment_bytes_for(space.total_bytes) };
         options.unsafe_no_fsync = true;
         let (sender, events) = channel();
-        // Once the directory is complete, the receiver is dropped and further events are ignored.
+        // The error of `send` is ignored: once the directory is complete, the receiver is dropped, and later
+        // events are not needed.
         let on_event = Box::new(move |event| drop(sender.send(event)));
         let (log, _) = Log::open(options, Arc::clone(disk), Index(1), &mut |_| {}, on_event)?;
         let disk = Arc::clone(disk);
@@ -333,7 +340,7 @@ impl Restoration {
         LogValues::new(self.log.values())
     }
 
-    /// Begins to add the versions of a state.
+    /// Begins to restore a state with this head. The versions are then added to the returned value.
     ///
     /// # Errors
     ///
@@ -381,8 +388,9 @@ impl Restoration {
         })
     }
 
-    /// Restores a machine from a snapshot in Mainstay's own format, whose head the caller may have changed.
-    /// If `bump` is given, the revision is raised by it, and all earlier revisions are compacted.
+    /// Writes the values of a snapshot in Mainstay's own format to the log, and returns the restored machine.
+    /// The caller may have changed the head of the snapshot. If `bump` is given, the revision is raised by
+    /// that number, and all earlier revisions are compacted.
     ///
     /// # Errors
     ///
@@ -401,14 +409,14 @@ impl Restoration {
         if let Some(to) = bump {
             let head = reader.head_mut();
             head.revision = to;
-            // Members restored from the same snapshot with different bumps have different states. So the bump
-            // is mixed into the hash, to make their hashes differ.
+            // Members restored from the same snapshot with different bumps have different states. So the
+            // raised revision is mixed into the hash, to make their hashes differ.
             head.state_hash = head.state_hash.map(|hash| mix(hash, to.0 as u64));
         }
         let mut number = 0;
         let mut machine = machine::snapshot::restore(rules, reader, bump, |value| {
-            // The ids of these values are not used later, because the index stores the location of each
-            // value.
+            // Serial numbers suffice as ids of these values: the index stores the location of each value, so
+            // the ids are not used later.
             number += 1;
             let id = log::ValueId { main: number, sub: 0 };
             let data = bytes::Bytes::copy_from_slice(value);
@@ -440,9 +448,9 @@ impl Restoration {
         self.refused_learner
     }
 
-    /// Starts the log after the machine's last entry, or after an earlier one, and appends entries. Entries
-    /// marked with `applies` are also applied to the machine. Returns the terms of all entries since the
-    /// start of the log, for [`Restoration::finish`].
+    /// Starts the log after the entry `begin`, by default the last one that the machine's state contains, and
+    /// appends entries. Entries marked with `applies` are also applied to the machine. Returns the terms of
+    /// the entries that the state then contains, for [`Restoration::finish`].
     ///
     /// # Errors
     ///
@@ -471,7 +479,7 @@ impl Restoration {
     ///
     /// # Errors
     ///
-    /// As for [`Restoration::follow`].
+    /// Returns the errors of [`Restoration::follow`].
     pub fn follow_on(
         &mut self,
         machine: &mut Machine,
@@ -490,7 +498,8 @@ impl Restoration {
         (mut batch, terms): (Batch, &mut Terms),
     ) -> Result<(), RestorationError> {
         let values = self.values();
-        // Entries up to this index are already part of the state, and may nevertheless be in the log.
+        // Entries up to this index are already part of the state. If they are appended to the log
+        // nevertheless, only their terms are recorded.
         let in_state = machine.applied_index;
         let (mut applies, mut bytes) = (Vec::new(), 0);
         loop {
@@ -551,8 +560,8 @@ impl Restoration {
         drop(log);
         let failed = |error| RestorationError::Io { doing: "sync", path: log_dir.clone(), error };
         for name in disk.list(&log_dir).map_err(failed)? {
-            // All regular files are synced: the files of the log, and the mark that says that the directory
-            // is under construction.
+            // Syncs every file in the directory: the files of the log, and, if the caller has created one,
+            // the mark that the directory is under construction.
             disk.open(&log_dir.join(name)).and_then(|file| file.sync_all()).map_err(failed)?;
         }
         disk.sync_dir(&log_dir).map_err(failed)?;
@@ -616,7 +625,7 @@ impl Restoration {
     }
 }
 
-/// Returns a revision raised by `by`.
+/// Returns the revision raised by `by`.
 ///
 /// # Errors
 ///
@@ -632,7 +641,7 @@ pub fn bumped(revision: Revision, by: u64) -> Result<Revision, RestorationError>
 
 fn mix(digest: u64, word: u64) -> u64 {
     // Because the factor is odd, two different words never give the same result for the same digest. The
-    // rotation moves high bits down.
+    // rotation moves high bits down, because a multiplication only carries them up.
     (digest ^ word).wrapping_mul(SEED).rotate_left(29)
 }
 
@@ -673,13 +682,13 @@ impl Filling<'_> {
         Ok(())
     }
 
-    /// Returns the revision of the state that the versions added so far result in.
+    /// Returns the revision of the state that consists of the versions added so far.
     pub fn revision(&self) -> Revision {
         self.last.main.max(self.head.compact_revision).max(Revision::FIRST)
     }
 
-    /// Builds the machine. If `bump` is given, the revision of the last version is raised by it, as `etcdutl`
-    /// does, and all earlier revisions are compacted.
+    /// Builds the machine from the versions added. If `bump` is given, the revision of the state becomes that
+    /// of the last version plus this number, and all earlier revisions are compacted, as `etcdutl` does.
     ///
     /// # Errors
     ///

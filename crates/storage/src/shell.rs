@@ -1,4 +1,4 @@
-//! Paths as words of a shell command.
+//! Formats paths for the shell commands that error messages recommend.
 
 use std::path::Path;
 

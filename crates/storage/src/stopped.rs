@@ -20,11 +20,11 @@ use crate::opening::{lock, replay_log, restore};
 use crate::restoration::RULES;
 use crate::values::LogValues;
 
-/// State of a stopped member, to which all entries are applied that are known to be committed. The directory
-/// stays locked until this value is dropped.
+/// State of a stopped member: the state of its checkpoint, to which all later entries that are known to be
+/// committed have been applied. The data directory stays locked until this value is dropped.
 ///
-/// The directory is opened as by a start: an incomplete write at the end of the log is cut off. Nothing else
-/// is changed.
+/// Opening cuts off an incomplete write at the end of the log, as a start does, and otherwise leaves the
+/// member's data unchanged.
 pub struct Stopped {
     /// Ids of the member and its cluster.
     pub identity: Identity,
@@ -45,7 +45,7 @@ pub struct Stopped {
 }
 
 impl Stopped {
-    /// Reads a data directory, and applies its entries with the default rules.
+    /// Reads a data directory, and applies its entries with the default rules, which allow one learner.
     ///
     /// # Errors
     ///
@@ -56,12 +56,13 @@ impl Stopped {
     }
 
     /// Reads a data directory, and applies its entries with the rules of the member's options. If `log_dir`
-    /// is given, the log is read from that directory instead of the noted one. This is for a data directory
-    /// that is under construction, which no other process uses.
+    /// is given, the log is read from that directory instead of the one that the data directory's note names,
+    /// and that directory is not locked. This is for a data directory under construction, which no other
+    /// process uses.
     ///
     /// # Errors
     ///
-    /// As for [`Stopped::open`].
+    /// Returns the errors of [`Stopped::open`].
     pub fn open_with(
         disk: &Arc<dyn Disk>,
         data_dir: &Path,
@@ -76,8 +77,8 @@ impl Stopped {
             let path = data_dir.to_path_buf();
             return Err(DataDirError::Empty { path, lacks: "data of a member of Mainstay" });
         }
-        // A database of etcd that cannot be opened is not reported here, because the start of the member
-        // reports it.
+        // The warning that etcd's database cannot be opened is dropped here, because the next start of the
+        // member logs it.
         let lock = lock(&**disk, member_dir, None, &|_| {})?;
         let (log_dir, log_lock) = match log_dir {
             Some(log_dir) => (log_dir.to_path_buf(), None),
@@ -103,7 +104,8 @@ impl Stopped {
         {
             return Err(Inconsistency::NoCheckpoint { member_dir: member_dir.clone(), lacking }.into());
         }
-        // A snapshot was installed, and the member stopped before the log was restarted.
+        // True if a snapshot was installed and the member stopped before it restarted its log after the
+        // snapshot. The entries of the log are then older than the state, and must not be applied to it.
         let behind = replayed.recovered.last_index < machine.applied_index
             || replayed.entries.first().is_some_and(|entry| entry.term < machine.applied_term);
         if behind {
@@ -152,7 +154,8 @@ impl Stopped {
         LogValues::new(self.log.values())
     }
 
-    /// Returns three numbers of bytes: live values, records in the log, and the log's files.
+    /// Returns three numbers of bytes: those of the live values, of the records in the log, and of the log's
+    /// files.
     pub fn log_use(&self) -> (u64, u64, u64) {
         let segments = self.log.segments();
         (
@@ -162,8 +165,7 @@ impl Stopped {
         )
     }
 
-    /// Returns HashKV's hash, the compact revision, and the revision that was hashed. A `revision` of 0 means
-    /// the current revision.
+    /// Computes the result of the call HashKV for a revision; 0 means the current revision.
     ///
     /// # Errors
     ///

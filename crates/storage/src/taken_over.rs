@@ -1,11 +1,12 @@
-//! The mark of a member that was taken over from etcd in place: Mainstay's files are beside those of etcd,
-//! which stay unchanged until the operator drops them. The mark stays even after that.
+//! Marks a member that was taken over from etcd in place, and keeps etcd from running on it again. Mainstay's
+//! files are beside those of etcd, which stay unchanged until the operator deletes them. The mark stays even
+//! after that.
 //!
 //! etcd's files are older than the member's later votes and acknowledged entries. If etcd ran on them again,
 //! the member could vote twice in one term, and would lack entries that it has acknowledged. So two empty
 //! files beside etcd's log, the guards, prevent etcd from starting, and a running member of Mainstay holds
 //! the lock of etcd's database. If etcd has run anyway, Mainstay refuses to start, because then neither set
-//! of files is complete. The guards stay when etcd's files are dropped: without them etcd would create an
+//! of files is complete. The guards stay when etcd's files are deleted: without them etcd would create an
 //! empty member with the same id.
 
 use std::io::ErrorKind;
@@ -20,7 +21,7 @@ use log::OpenError;
 use crate::error::DataDirError;
 use crate::log_dir;
 
-/// Name of the mark in a member's directory.
+/// Name of the mark, the file in a member's directory that says that the member was taken over from etcd.
 ///
 /// ```text
 /// 0   magic        8   "MNSTETC\n"
@@ -39,26 +40,26 @@ pub const MARK_NAME: &str = STALE_MARK_NAME;
 const MAGIC: [u8; 8] = *b"MNSTETC\n";
 const VERSION: u32 = 1;
 const HEAD_BYTES: usize = 36;
-/// Maximum length of the mark in bytes: the maximum lengths of a name and of a path in Linux, and the lengths
-/// of the other fields.
+/// Maximum length of the mark in bytes: the sum of the maximum lengths of a name and of a path in Linux and
+/// the lengths of the other fields.
 const BYTES_MAX: usize = HEAD_BYTES + 255 + 4096 + 4;
 
-/// State of etcd's files.
+/// State of etcd's files after a takeover: kept, being deleted, or deleted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Files {
-    /// All files exist.
+    /// All of etcd's files exist.
     Kept = 0,
-    /// The files are being deleted, so some may be missing.
+    /// etcd's files are being deleted, so some may be missing.
     BeingDropped = 1,
-    /// No files exist, except the two guards that prevent etcd from starting.
+    /// etcd's files were deleted. Only the two guards exist, which prevent etcd from starting.
     Dropped = 2,
 }
 
-/// Content of the mark.
+/// Content of the mark, which describes the takeover.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct TakenOver {
-    /// Absolute path of the directory of etcd's log; `None` if it is `wal` in the member's directory, and so
-    /// may be moved together with it.
+    /// Absolute path of the directory of etcd's log; `None` if it is `wal` in the member's directory, which
+    /// may be moved together with that directory.
     pub wal_apart: Option<PathBuf>,
     /// Fingerprint of etcd's log at the takeover.
     pub left: Fingerprint,
@@ -117,17 +118,17 @@ impl TakenOver {
         self.wal_apart.clone().unwrap_or_else(|| member_dir.join("wal"))
     }
 
-    /// Returns an error if etcd has run on the directory since the takeover.
+    /// Checks that etcd has not run on the directory since the takeover.
     ///
     /// # Errors
     ///
-    /// Returns an error if etcd has run, or if a file cannot be read.
+    /// Returns [`DataDirError::EtcdRanAgain`] if etcd has run, or an error if a file cannot be read.
     pub fn check(&self, disk: &dyn Disk, member_dir: &Path) -> Result<(), DataDirError> {
         let wal_dir = self.wal_dir(member_dir);
         let changed = match self.files {
             Files::Kept => self.left.has_changed(disk, &wal_dir),
-            // The guards were written before the first file was deleted. While they exist, etcd writes
-            // nothing.
+            // The guards were written before the first file was deleted. While they exist, etcd cannot start,
+            // so etcd's log is searched only if a guard is missing.
             Files::BeingDropped => has_both_guards(disk, &wal_dir).and_then(|guarded| match guarded {
                 true => Ok(false),
                 false => Fingerprint::has_log(disk, &wal_dir),
@@ -150,8 +151,8 @@ impl TakenOver {
     }
 
     /// Creates the two guards in the directory of etcd's log, even if that directory no longer contains a
-    /// log, so that etcd neither starts there nor creates an empty member. The caller has checked that etcd
-    /// has not run.
+    /// log, so that etcd neither starts on old files nor creates an empty member. The caller must have
+    /// checked that etcd has not run since the takeover.
     ///
     /// # Errors
     ///
@@ -210,16 +211,18 @@ impl TakenOver {
     }
 }
 
-/// Protection of etcd's files while a member of Mainstay uses the directory.
+/// Result of [`TakenOver::shut_out`]: what keeps etcd from running while a member of Mainstay uses the
+/// directory.
 pub struct ShutOut {
     /// Lock of etcd's database, if the database exists.
     pub lock: Option<Lock>,
-    /// Reason why the database, if it exists, could not be locked. The guards beside etcd's log then exist.
+    /// Reason why the database could not be locked, although it may exist. If set, the guards beside etcd's
+    /// log exist and prevent etcd from starting.
     pub unlocked: Option<OpenError>,
 }
 
 /// Locks etcd's database, if it still exists. While the lock is held, no etcd runs on the database, and an
-/// etcd that starts waits in its first step.
+/// etcd that is started waits until it can open the database.
 ///
 /// # Errors
 ///
@@ -228,7 +231,7 @@ pub fn lock_database(disk: &dyn Disk, member_dir: &Path) -> Result<Option<Lock>,
     let path = member_dir.join("snap").join("db");
     match disk.lock_read(&path) {
         Ok(lock) => Ok(Some(lock)),
-        // The directory may have been replaced by the file that prevents etcd from starting; then there is no
+        // `NotADirectory` means that `snap` is the file that prevents etcd from starting, so there is no
         // database.
         Err(error) if matches!(error.kind(), ErrorKind::NotFound | ErrorKind::NotADirectory) => Ok(None),
         Err(error) if error.kind() == ErrorKind::WouldBlock => Err(DataDirError::EtcdRuns { path }),

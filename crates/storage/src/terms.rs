@@ -1,14 +1,15 @@
-//! Raft terms of entries that are only on disk, stored with a checkpoint. With these terms a member finds the
-//! point from which a follower's log differs from its own, without reading its log.
+//! Keeps in each checkpoint the raft terms of the log entries that are only on disk, so that a leader can
+//! find the entry from which a follower's log differs from its own without reading its own log from the disk.
 
 use machine::Machine;
 use numbers::{EntryId, Index, Term};
 
-/// Maximum number of runs. A follower whose log ends before the oldest run gets a snapshot.
+/// Maximum number of runs of entries with the same term. Older runs are forgotten, and a follower whose log
+/// ends before the oldest remaining run gets a snapshot.
 const RUNS_MAX: usize = 1024;
 
-/// Terms of a part of the log, stored as the first entry of each run of equal terms. Indexes and terms
-/// increase strictly.
+/// Terms of the entries in a part of the log, stored as the first entry of each run of consecutive entries
+/// with the same term. Indexes and terms increase strictly.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Terms(Vec<EntryId>);
 
@@ -18,7 +19,7 @@ impl Terms {
         Terms(vec![entry])
     }
 
-    /// Adds the next entry. If there are more than 1024 runs, removes the oldest ones.
+    /// Adds the next entry of the log. If there are then more than 1024 runs, removes the oldest ones.
     pub fn push(&mut self, entry: EntryId) {
         if self.0.last().is_none_or(|run| run.term != entry.term) {
             self.0.push(entry);
@@ -28,7 +29,8 @@ impl Terms {
         }
     }
 
-    /// Removes the runs before the run that contains the entry `first - 1`.
+    /// Removes terms that are not needed when the log starts at `first`: the runs before the one that
+    /// contains the entry `first - 1`.
     pub fn forget(&mut self, first: Index) {
         let needed = self.0.iter().rposition(|run| run.index < first).unwrap_or(0);
         self.0.drain(..needed);
@@ -58,8 +60,9 @@ impl Terms {
             .collect()
     }
 
-    /// Decodes the runs. If they do not match the state (older versions wrote none), only the term of the
-    /// last applied entry is known.
+    /// Decodes the runs. If they do not match the machine's state, or are missing because an older release of
+    /// Mainstay wrote the checkpoint, returns only the term of the last applied entry, or no term if no entry
+    /// was applied.
     pub fn read(bytes: &[u8], machine: &Machine) -> Terms {
         let number = |bytes: &[u8]| bytes.try_into().map_or(0, u64::from_le_bytes);
         let run = |pair: &[u8]| EntryId { index: Index(number(&pair[..8])), term: Term(number(&pair[8..])) };

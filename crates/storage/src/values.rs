@@ -1,9 +1,10 @@
 //! Reads values from the log, with a small cache of values that are read repeatedly.
 //!
-//! Threads that may wait for a disk read through [`LogValues`]. Shards and the core must not wait. A shard
-//! makes an [`Attempt`] with the values that are in memory; if some are missing, they are fetched by the
-//! reader threads, and the shard tries again. The core reads through [`AtHand`]: an entry that needs missing
-//! values waits until they are fetched, and so do the entries after it.
+//! Threads that may wait for a disk read through [`LogValues`]. Shards (the threads that serve clients) and
+//! the core (the thread that applies log entries) must not wait. A shard makes an [`Attempt`] to build a
+//! response from the values that are in memory; if some are missing, the reader threads fetch them, and the
+//! shard builds the response again. The core reads through [`AtHand`]: an entry that needs missing values is
+//! applied only after they have been fetched, and the entries after it wait for it.
 
 use std::cell::{Cell, RefCell};
 use std::future::poll_fn;
@@ -22,35 +23,39 @@ use numbers::Location;
 use crate::buffers::{BUFFER_BYTES_MAX, Buffer};
 use crate::readers::{ReadValue, Readers, Reading, place_of};
 
-/// Number of slots in the cache; a power of two.
+/// Number of slots in the cache of values; a power of two.
 const SLOTS: usize = 4096;
-/// Maximum size in bytes of a value that is cached. Copying a larger value costs as much as reading it.
+/// Maximum size in bytes of a value that is cached. A larger value is not cached, because copying it takes as
+/// long as reading it.
 const CACHED_BYTES_MAX: u32 = 2048;
-/// Number of remembered locations of large values whose checksum was verified; a power of two.
+/// Number of slots in the table of large values whose checksum was verified; a power of two.
 const CHECKED_SLOTS: usize = 1024;
-/// Number of misses in a pass after which the remaining values are fetched without checking whether they are
-/// in memory.
+/// Maximum number of failed reads from memory in one pass (one run of the code that builds a result). After
+/// that, the pass records its other values as missing without checking whether they are in memory.
 const MISSES_PER_PASS: usize = 16;
-/// Number of passes after which every value is fetched. Otherwise pages that the operating system evicts
-/// between two passes could cause endless passes.
+/// Number of passes after which every value that has not been fetched is recorded as missing without checking
+/// whether it is in memory. Otherwise the number of passes would have no limit, because the operating system
+/// can evict pages between two passes.
 const PASSES_WITH_QUESTIONS: u32 = 3;
 
-/// Size in bytes of a piece of a response whose values are fetched together; the last value may exceed it.
+/// Minimum size, in bytes, that [`Attempt::piece_bytes`] returns for a chunk of a response if values of the
+/// chunk have to be fetched, so that several values are fetched together.
 const FETCHED_PIECE_BYTES: usize = 64 << 10;
 
-/// Returns the status for a value that the disk could not read.
+/// Returns the status with which a call fails if a value cannot be read.
 pub fn unreadable(error: &ReadError) -> Status {
     Status::with(Code::Internal, format!("mainstay: a value could not be read: {error}"))
 }
 
 /// Reader of values for one thread.
 ///
-/// A read costs a system call and a checksum. A value stays in the cache if it is read twice before another
-/// value of the same cache slot is read. So frequently read keys cost neither. The bytes at a location in the
-/// log never change, so cached values are never stale.
+/// Reading a value from the log costs a system call and the computation of a checksum. A value is cached when
+/// it is read twice before another value of the same cache slot is read. So a value that is read frequently
+/// costs neither. The bytes at a location in the log never change, so cached values are never stale.
 pub struct LogValues {
     log: log::Values,
-    /// Threads that fetch missing values. If `None`, this thread itself waits for the disk.
+    /// Threads that fetch values that are not in memory. If `None`, the calling thread itself waits for the
+    /// disk.
     readers: Option<Arc<Readers>>,
     cache: RefCell<Vec<Cached>>,
     /// Locations of large values whose checksum was verified, see [`Attempt::check`].
@@ -80,7 +85,8 @@ impl LogValues {
         LogValues { readers: Some(Arc::clone(readers)), ..LogValues::new(log) }
     }
 
-    /// Fetches values for the core, ahead of all clients.
+    /// Fetches values for the core, before those of all clients. Returns `None` if this reader has no threads
+    /// that could fetch them.
     pub fn fetch_first(&self, values: &[Value]) -> Option<Reading> {
         self.readers.as_ref().map(|readers| readers.read_first(values))
     }
@@ -103,7 +109,7 @@ impl LogValues {
 
     fn read(&self, value: Value, out: &mut BytesMut, waits: bool) -> Result<bool, ReadError> {
         if value.len == 0 {
-            // An empty value has no location.
+            // An empty value has no location and no bytes to read.
             return Ok(true);
         }
         if value.len > CACHED_BYTES_MAX {
@@ -131,7 +137,8 @@ impl LogValues {
 
 /// Returns the slot of a location in a table of `slots` slots.
 fn slot_of(place: u64, slots: usize) -> usize {
-    // Fibonacci hashing: the highest bits of the product distribute neighbouring locations over the slots.
+    // Fibonacci hashing: the highest bits of the product are the slot, which distributes neighbouring
+    // locations over the slots.
     (place.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - slots.trailing_zeros())) as usize
 }
 
@@ -155,26 +162,27 @@ pub trait Source {
     ///
     /// # Errors
     ///
-    /// As [`ReadError`] lists.
+    /// Returns the errors that [`ReadError`] lists.
     fn read_at_hand(&self, value: Value, out: &mut BytesMut) -> Result<bool, ReadError>;
 
     /// Verifies the checksum of a value if its bytes are in memory. Returns false if they have to be fetched.
     ///
     /// # Errors
     ///
-    /// As [`ReadError`] lists.
+    /// Returns the errors that [`ReadError`] lists.
     fn check_at_hand(&self, value: Value) -> Result<bool, ReadError> {
         self.read_at_hand(value, &mut BytesMut::new())
     }
 
-    /// Remembers that a value is intact, so that [`Source::check_at_hand`] need not read it for some time.
+    /// Remembers that a value is intact, so that [`Source::check_at_hand`] does not read it again for some
+    /// time.
     fn trust(&self, _value: Value) {}
 
     /// Forgets that a value is intact, so that the next check reads its bytes.
     fn distrust(&self, _value: Value) {}
 
-    /// Returns false if a value that was not in memory will not be found there even directly after it was
-    /// fetched, because the operating system cannot tell what is in memory.
+    /// Returns false if the operating system cannot tell whether the bytes of this value are in memory. A
+    /// read without waiting then never finds the value, even directly after it was fetched.
     fn tells_at_hand(&self, _value: Value) -> bool {
         true
     }
@@ -184,7 +192,7 @@ pub trait Source {
     ///
     /// # Errors
     ///
-    /// As [`ReadError`] lists.
+    /// Returns the errors that [`ReadError`] lists.
     fn read_part_at_hand(&self, value: Value, from: usize, part: &mut [u8]) -> Result<bool, ReadError> {
         let mut whole = BytesMut::new();
         let is_at_hand = self.read_at_hand(value, &mut whole)?;
@@ -277,22 +285,24 @@ impl Attempt {
         }
     }
 
-    /// Returns true if no value was missing, so that the result is valid, including errors.
+    /// Returns true if no value was missing in this pass, so that the result that was built is valid, even if
+    /// it is an error.
     pub fn is_complete(&self) -> bool {
         self.missing.borrow().is_empty() || planted::is(planted::Bug::AnsweredWithoutValues)
     }
 
-    /// Returns the size of the next piece of a response for a client that reads `wanted` bytes. If a value of
-    /// the piece has to be fetched, the size is that of a full piece, so that a client that reads one byte at
-    /// a time does not cause a disk read for each byte. Called after each value.
+    /// Returns the size of the next chunk of a response to a client that reads `wanted` bytes. If a value of
+    /// the chunk has to be fetched, the size is at least 64 KiB, so that a client that reads one byte at a
+    /// time does not cause a disk read for each byte. The caller must call this after each value, because the
+    /// result can change with the value.
     pub fn piece_bytes(&self, wanted: usize) -> usize {
         let fetches = !self.arrived.is_empty() || !self.missing.borrow().is_empty();
         if fetches { wanted.max(FETCHED_PIECE_BYTES) } else { wanted }
     }
 
-    /// Returns true if a value is intact, or was intact when it was last read. Because the result is
-    /// remembered for some time, it does not say whether the bytes are in memory now. Returns false, and
-    /// records the value as missing, if it has to be fetched to be verified.
+    /// Returns true if a value is intact, or was intact when it was last verified; its bytes are possibly not
+    /// in memory now. Returns false, and records the value as missing, if it has to be fetched to be
+    /// verified.
     ///
     /// # Errors
     ///
@@ -301,7 +311,7 @@ impl Attempt {
         match self.fetched_value(value) {
             Some(arrived) => {
                 self.noted(value, arrived)?;
-                // The value was fetched, and the reader threads verify the checksum of every value that they
+                // The value is intact, because the reader threads verify the checksum of each value that they
                 // fetch.
                 self.source.trust(value);
                 Ok(true)
@@ -315,8 +325,9 @@ impl Attempt {
         self.fetched_value(value).is_some()
     }
 
-    /// Returns false if a fetched value will not be found in memory after [`Attempt::forget`] has dropped it,
-    /// even if it is read again at once.
+    /// Returns false if the operating system cannot tell whether the bytes of this value are in memory. A
+    /// fetched value that [`Attempt::forget`] has dropped then has to be fetched again, even if it is needed
+    /// immediately.
     pub fn tells_at_hand(&self, value: Value) -> bool {
         self.source.tells_at_hand(value)
     }
@@ -349,7 +360,8 @@ impl Attempt {
         self.arrived.get(at).map(|(_, read)| read.as_ref().map_err(Clone::clone))
     }
 
-    /// Returns the result unchanged. If fetching the value failed, also forgets that the value was intact.
+    /// Returns `fetched` unchanged. If it is an error, also makes the source forget that the value was
+    /// intact.
     fn noted<T>(&self, value: Value, fetched: Result<T, ReadError>) -> Result<T, ReadError> {
         if fetched.is_err() {
             self.source.distrust(value);
@@ -387,13 +399,14 @@ impl Attempt {
         }
         let Some(reading) = &mut self.reading else { return Poll::Ready(()) };
         let polled = Pin::new(&mut *reading).poll(context);
-        // Also takes the charges of a reading that is not complete yet.
+        // The charges (memory reservations) are taken even if the reading is not complete, so that the values
+        // that have arrived so far are charged to the connection's memory account.
         self.charged.take(reading.take_charges());
         let Poll::Ready(arrived) = polled else { return Poll::Pending };
         self.reading = None;
         self.arrived_bytes += arrived.iter().flat_map(|(_, read)| read).map(Bytes::len).sum::<usize>();
         self.arrived.extend(arrived);
-        // The new values were appended to sorted values.
+        // `fetched_value` needs the values in ascending order of location.
         self.arrived.sort_by_key(|(place, _)| *place);
         Poll::Ready(())
     }
@@ -413,34 +426,35 @@ impl Attempt {
         self.arrived_bytes
     }
 
-    /// Drops the charges for the fetched values, because the owner of the attempt charges these values
-    /// itself.
+    /// Drops the memory reservations for the fetched values. Called by an owner of the attempt that reserves
+    /// the memory of these values itself.
     pub fn drop_charges(&mut self) {
         self.charged = Charged::NO_ONE;
     }
 
-    /// Drops the fetched values.
+    /// Drops the fetched values and their memory reservations, and starts to count the passes from 0 again.
     pub fn forget(&mut self) {
         (self.passes, self.arrived, self.arrived_bytes) = (0, Vec::new(), 0);
         self.charged = Charged::NO_ONE;
     }
 }
 
-/// The charges for the values that an [`Attempt`] has received from the readers. The readers charge them to
-/// no connection, but here they are charged to a connection where possible. Otherwise a client could exceed
-/// the memory budget with such values, and other connections, which hold more according to their accounts,
-/// would be closed.
+/// The memory reservations (charges) for the values that an [`Attempt`] has received from the reader threads.
+/// The reader threads reserve the bytes only in the total of all clients. This type moves the reservation to
+/// the memory account of the connection that needs the values, if one is known. Otherwise, if such values
+/// exceeded the memory budget, the server would close other connections, because their accounts would show
+/// more memory.
 enum Charged {
-    /// Charged to no connection, because the values were received outside of a connection's turn.
+    /// Reserved for no connection, because the values were received while no connection's work was running.
     ToNoOne(Vec<Charge>),
-    /// Charged to the connection in whose turn the values were received.
+    /// Reserved for the connection whose work was running when the values were received.
     ToConnection(Held),
 }
 
 impl Charged {
     const NO_ONE: Charged = Charged::ToNoOne(Vec::new());
 
-    /// Adds the charges for values that were received from the readers.
+    /// Adds the reservations for values that were received from the reader threads.
     fn take(&mut self, mut taken: Vec<Charge>) {
         if taken.is_empty() {
             return;
@@ -485,8 +499,9 @@ impl Values for Attempt {
     }
 }
 
-/// Reader of values for the core while it applies an entry. If a value is missing, the entry stops before it
-/// has changed anything, and continues once the value was fetched.
+/// Reader of values for the core while it applies an entry. If a value is not in memory, applying the entry
+/// fails with [`ReadError::NotAtHand`] before it has changed anything, and the core repeats it after the
+/// value was fetched.
 pub struct AtHand<'a> {
     source: &'a LogValues,
     /// Fetched values in ascending order of location.
@@ -523,7 +538,8 @@ impl Values for AtHand<'_> {
     }
 }
 
-/// Calls `make` repeatedly until all values that it needs have been fetched. Returns its last result.
+/// Calls `make`, fetches the values that it lacked, and repeats that until none is missing. Returns the last
+/// result of `make`.
 pub async fn made<T>(source: Rc<dyn Source>, mut make: impl FnMut(&Attempt) -> T) -> T {
     let mut attempt = Attempt::new(source);
     loop {

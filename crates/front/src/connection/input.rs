@@ -1,4 +1,5 @@
-//! Input of a connection: takes what the client has sent, begins new calls, and passes further bytes to their calls.
+//! Takes the bytes that the client of a connection has sent, begins new calls, and passes bytes of request
+//! bodies to their calls.
 
 use std::sync::Arc;
 use std::task::{Context, Poll};
@@ -14,14 +15,15 @@ use crate::ledger::{Charge, call_bytes};
 use crate::responder::Responder;
 use crate::socket::{ALLOWANCE_BYTES, Socket, Transport};
 
-/// Number of new calls after which a round takes no more input.
+/// Number of calls begun in a round after which the round takes no more input.
 const BEGUN_PER_ROUND_MAX: usize = 256;
 
-/// Result of taking a client's input in one round.
+/// Reason why a round stopped taking input from the client.
 pub(super) enum InputOutcome {
     /// All available input was taken; more input wakes the connection.
     All,
-    /// The round's allowance was used up; more input may be available.
+    /// The round has taken as much input, begun as many calls, or done as much work as it may; more input may
+    /// be available.
     Share,
     /// The client does not read its output, so no input is taken from it.
     Blocked,
@@ -31,17 +33,17 @@ pub(super) enum InputOutcome {
     TooMuch(&'static [u8]),
 }
 
-/// Result of one event.
+/// Result of handling one HTTP/2 event: how the round continues.
 enum EventOutcome {
-    /// The next event may follow.
+    /// The next event may be handled.
     Continue,
-    /// Other connections have their turn.
+    /// The round takes no more input, so that other connections run soon.
     Pause,
     TooMuch(&'static [u8]),
 }
 
 impl Connection {
-    /// Takes the client's input, up to the allowance of a round.
+    /// Takes input from the client until none is available or the limits of a round are reached.
     pub(super) fn take_input<S: Transport>(&mut self, socket: &mut Socket<S>, now: Instant) -> InputOutcome {
         let mut taken = socket.unread().len();
         self.work.get_or_insert_default().begun = 0;
@@ -63,7 +65,7 @@ impl Connection {
                         next => break next,
                     },
                     Ok(None) => break EventOutcome::Continue,
-                    // The engine has queued the GOAWAY frame for the protocol error.
+                    // No GOAWAY is sent here: the engine has already queued one for the protocol error.
                     Err(_) => return InputOutcome::Ended,
                 }
             };
@@ -112,15 +114,16 @@ impl Connection {
                     return EventOutcome::TooMuch(b"too_many_pings");
                 }
             }
-            // A SETTINGS frame may cost a visit to every stream, so further frames wait for the next round.
+            // A SETTINGS frame may require a change to every stream, so further frames wait for the next
+            // round.
             Event::Settings => return EventOutcome::Pause,
             Event::Pong(_) | Event::GoAway { .. } | Event::Informational { .. } => {}
         }
         EventOutcome::Continue
     }
 
-    /// Returns true if a new call may begin: the unsent answers and the work of this turn are below their
-    /// limits.
+    /// Returns true if a new call may begin: no finished answer waits, and the queued answers and the work of
+    /// this turn are below their limits.
     fn admits(&self) -> bool {
         let has_finished = self.work.as_ref().is_some_and(|work| !work.finished.is_empty());
         self.around.has_room() && !has_finished && !self.around.turn_work.is_enough()
@@ -144,7 +147,7 @@ impl Connection {
         }
     }
 
-    /// Begins waiting calls, as long as the unsent answers are below their limit.
+    /// Begins waiting calls while [`Connection::admits`] allows that.
     fn admit_waiting(&mut self, now: Instant) {
         if self.calls.waiting() == 0 {
             return;
@@ -155,7 +158,7 @@ impl Connection {
             && work.begun < BEGUN_PER_ROUND_MAX
             && let Some(key) = work.waiting.pop_front()
         {
-            // A call that its client has cancelled is no longer in the table.
+            // The call is no longer in the table if its client has cancelled it.
             if let Some(Call::Waiting(waiting)) = self.calls.take(key) {
                 work.begun += 1;
                 self.park_opening();
@@ -172,7 +175,7 @@ impl Connection {
         }
     }
 
-    /// Begins a call that arrived at `since`, with the part of its body that has arrived.
+    /// Begins a call whose head arrived at `since`, with the part of its body that has arrived.
     fn admit(
         &mut self,
         responder: Responder,
@@ -183,8 +186,8 @@ impl Connection {
         now: Instant,
     ) {
         let key = responder.key();
-        // The connection may be throttled only if all its calls may be: the first call of another kind clears
-        // the flag.
+        // `begin` sets the flag `may_wait` for the new call alone. The connection may be throttled only if
+        // all its calls may wait, so the flag stays cleared if it was cleared before and calls are open.
         let can_wait = self.around.may_wait.get() || self.calls.is_empty();
         let heads = &mut self.work.get_or_insert_default().heads;
         let begun = admission::begin(&self.around, &self.service, heads, fields, responder, since, now);
@@ -203,7 +206,8 @@ impl Connection {
             Some(admission::AdmittedRequest::Streaming(streaming, deadline)) => {
                 fill(&streaming.inbox, body, end);
                 self.keep(key, Call::Streaming(streaming), deadline);
-                // The first message often follows directly behind the head.
+                // The call is polled only in the next round, because its first message often follows directly
+                // after the head.
                 self.work.get_or_insert_default().ready.push(key.slot() as u32);
             }
             Some(admission::AdmittedRequest::Page(page)) => {
@@ -214,7 +218,8 @@ impl Connection {
         }
     }
 
-    /// Puts the newest call into the table if its message did not follow directly behind its head.
+    /// Puts the unary call that began last into the table if its message is not complete. Called before
+    /// another call begins, and at the end of the round.
     fn park_opening(&mut self) {
         if let Some(work) = &mut self.work
             && let Some(gathering) = work.opening.take()
@@ -225,8 +230,8 @@ impl Connection {
         }
     }
 
-    /// Makes the unary calls whose messages this round did not complete wait for their clients, and charges
-    /// their memory.
+    /// Marks the unary calls whose messages were not completed in this round as waiting for the client, and
+    /// reserves memory for them in the connection's memory account.
     pub(super) fn charge_parked(&mut self) {
         self.park_opening();
         let Some(work) = &mut self.work else { return };
@@ -240,7 +245,8 @@ impl Connection {
         }
     }
 
-    /// Serves a call whose message is complete, or refuses it.
+    /// Passes a unary call to the service, or refuses it. The message must be complete, or the refusal must
+    /// have been decided.
     fn serve(&mut self, gathering: Box<UnaryRequest>) {
         let (key, deadline) = (gathering.key(), gathering.deadline());
         let mut cx = Context::from_waker(self.calls.waker(key.slot(), &self.around.turn));
@@ -276,9 +282,9 @@ impl Connection {
                 if work.parked.is_empty() {
                     self.serve(opening);
                 } else {
-                    // The client began other calls earlier in this turn, and their messages may still be
-                    // completed in it. Calls run in the order in which the client began them, so this call is
-                    // not served now, but queued among the gathered ones.
+                    // The call is not served now, but queued with the other complete ones: the client began
+                    // other calls earlier in this round, whose messages may be complete or be completed soon,
+                    // and calls run in the order in which the client began them.
                     work.gathered.push(key);
                     let deadline = opening.deadline();
                     self.keep(key, Call::Gathering(opening), deadline);
@@ -288,7 +294,8 @@ impl Connection {
         }
         let is_kept = match self.calls.get_mut(key) {
             Some(Call::Gathering(gathering)) => {
-                // Not served immediately: the client may cancel the call with its next bytes.
+                // The call is served in the next round and not immediately, because the client may cancel it
+                // with the next bytes.
                 if gathering.take(&self.around, bytes, end) {
                     self.work.get_or_insert_default().gathered.push(key);
                 }
@@ -308,7 +315,7 @@ impl Connection {
         }
     }
 
-    /// Handles a stream that the client has reset, or whose frames broke the protocol.
+    /// Handles a stream that the client has reset, or that the engine has reset because of a protocol error.
     fn receive_reset(&mut self, key: Key) {
         if let Some(work) = &mut self.work
             && work.opening(key).is_some()
@@ -317,7 +324,7 @@ impl Connection {
         }
         match self.calls.get_mut(key) {
             None => {}
-            // The call has not begun, even if its message is complete.
+            // The service does not know these calls yet, so they are dropped.
             Some(Call::Waiting(_) | Call::Gathering(_)) => self.forget(key),
             Some(call) => {
                 match call {
@@ -328,7 +335,8 @@ impl Connection {
                     Call::Page(page) => page.inbox.cut_off(),
                     _ => {}
                 }
-                // The step lets the call see that its stream has ended.
+                // One more step lets the service notice that the stream has ended, before the call is
+                // dropped.
                 self.step(key.slot());
                 self.forget(key);
             }

@@ -1,5 +1,6 @@
-//! Timed work of a connection: expires calls, detects stalled streams, pings a silent client, delays PING
-//! acknowledgements for a moment, and frees memory once the connection is idle.
+//! Does the timed work of a connection: ends calls whose deadline has passed, detects stalled streams, pings
+//! a silent client, sends PING acknowledgements that were held back, and frees memory once the connection is
+//! idle.
 
 use std::cmp::Reverse;
 use std::collections::BTreeMap;
@@ -16,27 +17,29 @@ use crate::progress::{Progress, StallCheck, StreamProgress};
 use crate::responder::stream_bytes;
 use crate::socket::{Socket, Transport};
 
-/// Time without activity after which a connection frees memory that only makes the next call cheaper.
+/// Time without activity after which a connection frees memory that it keeps only to make the next call
+/// cheaper.
 ///
-/// Allocating the memory again costs a call a few microseconds. The time is short because thousands of
-/// clients may connect at once. The memory that each connection keeps until it goes idle is interleaved with
-/// long-lived allocations, and leaves gaps when it is freed.
+/// Allocating the memory again costs the next call only a few microseconds. The time is short to limit the
+/// fragmentation of memory: if thousands of clients connect at the same time, the memory that they keep until
+/// they go idle lies between longer-lived allocations, and leaves gaps there when it is freed.
 const REST_AFTER: Duration = Duration::from_millis(250);
 
-/// Approximate time for which a PING acknowledgement waits for the answer of a recent call, to share one
-/// write with it. To measure bandwidth, gRPC clients send a PING for each answer, together with the next
-/// request. Separate writes for the acknowledgement and for the next answer would double the number of
-/// writes.
+/// Maximum time for which a PING acknowledgement is held back until the answer of a recent call is ready, so
+/// that one write sends both. To measure bandwidth, gRPC clients send a PING for each answer, together with
+/// the next request. If the acknowledgement were written immediately, there would be two writes for each
+/// answer.
 const PONG_PATIENCE: Duration = Duration::from_millis(10);
 
-/// Progress of all data that waits for the client; allocated only while such data exists.
+/// Progress of data that the client has yet to read, and of incomplete frames that the client has yet to
+/// complete. Allocated only while there is such data or such a frame.
 #[derive(Default)]
 pub(super) struct Stalls {
-    /// Progress of all answers together.
+    /// Progress of the answers of all streams together.
     progress: Progress,
-    /// Progress of a frame or header block that has arrived in part.
+    /// Progress of an incoming frame or header block that has arrived only in part.
     incoming: Progress,
-    /// Progress of streams whose calls have ended and whose answers wait for the client.
+    /// Progress of each stream whose call has ended and whose answer waits for the client.
     undelivered: BTreeMap<Key, StreamProgress>,
     next_check: Option<Instant>,
 }
@@ -50,7 +53,8 @@ impl Connection {
         cx: &mut Context<'_>,
     ) -> io::Result<()> {
         if self.around.http2.borrow().is_blocked() {
-            // Input is not read while the client is blocked, so the client must not be considered silent.
+            // Input is not read from a client that does not read its output, so the client must not be
+            // considered silent.
             self.heartbeat.received(now);
             self.was_deaf = true;
         }
@@ -62,29 +66,32 @@ impl Connection {
                 Pulse::Ping(at) => {
                     next = next.min(at);
                     self.around.http2.borrow_mut().ping(0);
-                    // The PING is sent in another turn.
+                    // Requests another turn, which sends the ping: the output of this turn is already
+                    // written.
                     self.around.turn.yield_now(cx.waker());
                 }
             }
             next = next.min(self.check_stalls(socket, now)?.unwrap_or(next));
             next = next.min(self.rest_when_idle(now).unwrap_or(next));
             next = next.min(self.pongs_due().unwrap_or(next));
-            // The alarm is moved only to an earlier time. An alarm that is too early causes one extra check,
-            // which costs less than moving the alarm in every turn.
+            // The alarm is moved only if it must become earlier or has passed. An alarm that is too early
+            // causes one extra check, which costs less than moving the alarm in every turn.
             if next < self.alarm || self.alarm <= now {
                 self.around.shard.clock.set(self.index, Some(self.alarm), next);
                 self.alarm = next;
             }
             if next > now {
-                // The clock wakes the transport at `next`, which starts a turn.
+                // No timer is due. The clock wakes the connection at `next` or earlier, and the turn that
+                // follows runs the timers again.
                 return Ok(());
             }
         }
     }
 
-    /// Returns true if the output is only PING acknowledgements and an answer of a call is expected soon that
-    /// can carry them. False for calls that take long, and while another answer is being sent, because the
-    /// client then measures bandwidth.
+    /// Returns true if the output should not be written yet: it consists of PING acknowledgements only, and
+    /// an answer is expected soon, so that one write can send both. Returns false if the open calls take
+    /// long, or if another answer is being sent: the client is then measuring the bandwidth, and needs the
+    /// acknowledgement immediately.
     pub(super) fn holds_pongs_back(&mut self, now: Instant) -> bool {
         let is_pongs = {
             let mut http2 = self.around.http2.borrow_mut();
@@ -102,16 +109,18 @@ impl Connection {
         waits
     }
 
-    /// Returns the time at which delayed PING acknowledgements are sent; `None` if there are none.
+    /// Returns the time at which the PING acknowledgements that are held back must be sent; `None` if there
+    /// are none.
     pub(super) fn pongs_due(&self) -> Option<Instant> {
         self.work.as_ref().and_then(|work| work.pongs_due)
     }
 
-    /// Frees memory once the connection was idle for [`REST_AFTER`]. Returns the time at which that happens,
-    /// if it is in the future.
+    /// Frees memory if the connection has been idle for [`REST_AFTER`]. If it is idle, but not that long yet,
+    /// returns the time at which the memory can be freed.
     fn rest_when_idle(&mut self, now: Instant) -> Option<Instant> {
         if self.is_resting {
-            // Nothing happened in this turn, so the memory for work is released.
+            // The memory was freed before, and there was no activity since. The turn has only allocated
+            // `work` again.
             self.release_work();
             return None;
         }
@@ -133,7 +142,8 @@ impl Connection {
         None
     }
 
-    /// Returns true if nothing waits for the client and no work is pending. Calls may be open.
+    /// Returns true if the connection is idle: nothing waits for the client and no work is pending. Streaming
+    /// calls may be open.
     fn is_quiet(&self) -> bool {
         self.around.stallable.get() == 0
             && self.work.as_ref().is_none_or(|work| work.is_quiet())
@@ -149,7 +159,8 @@ impl Connection {
         let calls = &self.calls;
         work.deadlines.retain(|Reverse((_, key))| calls.contains(*key));
         let deadlines = std::mem::take(&mut work.deadlines);
-        // `Calls::rest` keeps all slots up to the last open call, so the charge for these slots remains.
+        // The memory reservation for the table entries is only reduced, and not dropped, because
+        // `Calls::rest` keeps all slots up to that of the last open call.
         let kept = calls.slots();
         let entries = work.table_entries.take().filter(|_| kept > TABLE_ENTRIES_FREE);
         self.work = None;
@@ -164,8 +175,8 @@ impl Connection {
         }
     }
 
-    /// Ends calls whose deadline has passed. Returns the next deadline, or a far future time if there is
-    /// none.
+    /// Ends the calls whose deadline has passed. Returns the next deadline; if there is none, the end of a
+    /// keepalive interval that begins now.
     fn expire_deadlines(&mut self, now: Instant) -> Instant {
         while let Some(work) = &mut self.work
             && let Some(Reverse((deadline, key))) = work.deadlines.peek().copied()
@@ -177,16 +188,18 @@ impl Connection {
             if let Some(call) = self.calls.take(key) {
                 call.expire(&self.around);
                 self.note_use();
-                // The status is sent in the next turn.
+                // Wakes the connection, because the status is sent only in the next turn.
                 self.around.transport_waker.wake_by_ref();
             }
         }
         now + self.around.shard.options.keepalive_interval
     }
 
-    /// Resets streams that hold data without progress. Fails if the whole connection is stalled: a partial
-    /// frame or all its answers made no progress for the timeout. The checks run a few times per timeout, and
-    /// only while data is held. Returns the time of the next check.
+    /// Resets streams whose data has made no progress for too long. Returns an error if the whole connection
+    /// is stalled: if a partial frame has made no progress for [`crate::Options::request_timeout`], or all
+    /// answers together have made none for [`crate::Options::stall_timeout`]. The checks run a few times per
+    /// timeout, and only while there are unsent answers, calls that wait for the client, or a partial frame.
+    /// Returns the time of the next check.
     fn check_stalls<S: Transport>(
         &mut self,
         socket: &Socket<S>,
@@ -218,8 +231,8 @@ impl Connection {
         } else if stalls.incoming.is_stalled(socket.received_bytes(), now, options.request_timeout) {
             return Err(io::ErrorKind::TimedOut.into());
         }
-        // The counters exclude acknowledgements: otherwise a client that reads no answers could avoid the
-        // timeout by sending pings.
+        // The counters exclude acknowledgements of PING and SETTINGS frames: otherwise a client that reads no
+        // answers could avoid the timeout by sending pings.
         let (written, sent) = {
             let mut http2 = self.around.http2.borrow_mut();
             let output = http2.output();
@@ -247,7 +260,8 @@ impl Connection {
             self.around.transport_waker.wake_by_ref();
         }
         self.around.charge_waiting();
-        // After a stream was reset, the other streams get a new timeout.
+        // If a stream was reset, the other streams get a new timeout, because the stream that was reset may
+        // have held them up.
         if !self.holds_unsent() || stalled.load(Relaxed) != stalled_before {
             self.stalls().progress = Progress::default();
         } else if stands_still {
@@ -260,7 +274,7 @@ impl Connection {
         self.work.get_or_insert_default().stalls.get_or_insert_default()
     }
 
-    /// Returns the streams whose calls have ended and whose answers are stalled.
+    /// Returns the stalled streams among those whose calls have ended.
     fn stalled_answers(&mut self, check: &StallCheck<'_>) -> Vec<Key> {
         let http2 = self.around.http2.borrow();
         let stalls = self.work.get_or_insert_default().stalls.get_or_insert_default();

@@ -1,4 +1,4 @@
-//! Receiving side of header compression: decodes blocks into [`Fields`].
+//! Implements the receiving side of header compression: decodes header blocks into [`Fields`].
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -8,23 +8,26 @@ use super::shared::{Remembered, is_shared, share};
 use super::{Damaged, ENTRY_BYTES, TABLE_BYTES, Undecoded, huffman, number, static_table};
 use crate::fields::{Class, Fields, Gathering, Refused, Use, is_taken_value};
 
-/// Maximum number of cached blocks per connection; a client uses one block per method that it calls.
+/// Maximum number of cached blocks per connection. Few suffice, because a client usually sends one block per
+/// method that it calls.
 const MEMOS_MAX: usize = 4;
-/// Size limit of a cached block in bytes. Blocks of clients that put repeated fields into the table have
-/// about a dozen bytes.
+/// Maximum size of a block that is cached, in bytes. Blocks of clients that put repeated fields into the
+/// table have only about a dozen bytes.
 const MEMO_BYTES_MAX: usize = 256;
-/// Memory limit of a cached list in bytes. A short block can decode to a list of the maximum size.
+/// Maximum memory of a header list that is cached, in bytes. This limit is needed in addition, because a
+/// short block can be decoded to a list of the maximum size.
 const MEMO_LIST_BYTES_MAX: usize = 2048;
 
-/// Factor by which a decoded list may exceed the largest list accepted before the connection ends. One byte
-/// of a block can reference four kilobytes of the table, and skipping them costs time too.
+/// Factor by which a decoded list may exceed the maximum size that is accepted before the connection ends.
+/// The limit is needed because one byte of a block can reference four kilobytes of the table, and decoding
+/// costs time even if the fields are not stored.
 const EXCESS_MAX: usize = 4;
 
 /// Entry of the dynamic table.
 #[derive(Clone, PartialEq)]
 struct Entry {
-    /// Offset of the name in the table's text, counted over all texts ever inserted; the value follows the
-    /// name.
+    /// Offset of the name, counted over all bytes ever inserted into the table's text; wraps. The value
+    /// follows the name.
     at: u32,
     name_len: u16,
     value_len: u16,
@@ -42,8 +45,8 @@ impl Entry {
     }
 }
 
-/// Dynamic table (RFC 7541, section 2.3.2). Entries are evicted in order of insertion. So the texts of all
-/// entries are stored one after the other in a single allocation.
+/// Dynamic table (RFC 7541, section 2.3.2). Entries are evicted in the order of insertion, so the names and
+/// values of all entries can be stored one after the other in a single allocation.
 #[derive(Clone, Default, PartialEq)]
 struct Table {
     /// Entries, newest last.
@@ -53,7 +56,7 @@ struct Table {
     base: u32,
     /// Bytes at the front of `text` that belong to evicted entries.
     dead: usize,
-    /// Size as RFC 7541, section 4.1 counts it, and its limit, in bytes.
+    /// Size of the table in bytes, as RFC 7541, section 4.1 counts it. `limit` is the maximum of this size.
     size: usize,
     limit: usize,
 }
@@ -84,12 +87,14 @@ impl Table {
         }
     }
 
-    /// Inserts an entry with the name of the existing entry at index `named`, which the insertion may evict.
+    /// Inserts an entry with the name of the existing entry at index `named`. The insertion may evict that
+    /// entry.
     fn insert_named(&mut self, named: usize, value: &[u8], value_is_good: bool) {
         let place = self.entries.len() - 1 - named;
         let Entry { at, name_len, class, .. } = self.entries[place];
         if self.make_room(usize::from(name_len) + value.len()) {
-            // The texts of evicted entries stay until the table is compacted.
+            // The name can still be read if its entry was evicted, because the text of evicted entries stays
+            // until the table is compacted.
             let name = at.wrapping_sub(self.base) as usize;
             let at = self.text.len();
             self.text.extend_from_within(name..name + usize::from(name_len));
@@ -105,9 +110,10 @@ impl Table {
         size <= self.limit
     }
 
-    /// Adds the entry whose name was appended at offset `at` of the text.
+    /// Adds the entry whose name was appended to the text at offset `at`.
     fn push(&mut self, at: usize, value: &[u8], class: Class, value_is_good: bool) {
-        // The limit of the table is below 2^16.
+        // The casts are lossless: the entry fits into the table, as `make_room` has checked, and the limit of
+        // the table is below 2^16.
         let (name_len, value_len) = ((self.text.len() - at) as u16, value.len() as u16);
         self.text.extend_from_slice(value);
         let at = self.base.wrapping_add(at as u32);
@@ -135,10 +141,11 @@ impl Table {
     }
 }
 
-/// Cached block that was decoded without changing the table, with its fields.
+/// Cached block, whose decoding has not changed the table, with its fields.
 struct Memo {
     block: Box<[u8]>,
-    /// Value of [`Decoder::changes`] at decoding: with another table the same bytes may mean other fields.
+    /// Value of [`Decoder::changes`] when the block was decoded. It must be compared, because with another
+    /// table the same bytes may mean other fields.
     changes: u64,
     what_for: Use,
     fields: Arc<Fields>,
@@ -148,7 +155,7 @@ struct Memo {
 #[derive(Default)]
 struct Memos {
     list: Vec<Memo>,
-    /// Index to overwrite next, once the list is full.
+    /// Index of the oldest element, which is overwritten next once the list is full.
     next: u8,
 }
 
@@ -157,9 +164,9 @@ struct Memos {
 /// # Blocks that repeat
 ///
 /// A client sends the same few blocks repeatedly. A block that only references tables and does not change
-/// them is cached together with its fields when it arrives for the second time. Not at the first time,
-/// because many connections make one call and are then silent. Finding a cached block costs one comparison.
-/// Example with bytes in hexadecimal:
+/// them is cached together with its fields when it arrives for the second time. It is not cached at the first
+/// time, because many connections make one call and are then silent. Finding a cached block costs a few
+/// comparisons. Example with bytes in hexadecimal:
 ///
 /// ```text
 /// 83 86 44 04 2f 6b 65 79 ...   the first request: `:path: /key` goes into the table   changes = 1, not kept
@@ -178,8 +185,9 @@ pub(crate) struct Decoder {
     memos: Option<Box<Memos>>,
     /// Size limit of a decoded list in bytes, see [`Gathering::new`].
     list_bytes_max: u32,
-    /// Bit set of blocks that have arrived once, indexed by 5 bits of their hash. If two blocks have the same
-    /// bit, the second block is already cached when it arrives for the first time, which does no harm.
+    /// Bit set of the blocks that have arrived at least once, indexed by 5 bits of their hash. If two blocks
+    /// have the same bit, the second block is already cached when it arrives for the first time, which does
+    /// no harm.
     came_once: u32,
 }
 
@@ -188,7 +196,7 @@ impl Decoder {
         Decoder { table: EMPTY.clone(), changes: 0, memos: None, list_bytes_max, came_once: 0 }
     }
 
-    /// Frees memory that only makes the next block cheaper.
+    /// Frees memory that is kept only to make decoding the next block cheaper.
     pub(crate) fn rest(&mut self) {
         (self.memos, self.came_once) = (None, 0);
         if let Some(table) = Arc::get_mut(&mut self.table) {
@@ -204,7 +212,8 @@ impl Decoder {
         let memo = |memo: &Memo| memo.block.len() + memo.fields.heap_bytes() + size_of::<Fields>();
         let (text, entries) = (self.table.text.capacity(), self.table.entries.capacity());
         let table = size_of::<Table>() + text + entries * size_of::<Entry>();
-        // The empty table belongs to the process, whether or not other connections use it at the moment.
+        // The empty table is not counted for any connection, because it exists in the process even if no
+        // connection uses it.
         let is_others = is_shared(&self.table) || Arc::ptr_eq(&self.table, &EMPTY);
         let table = if is_others { 0 } else { table };
         table
@@ -216,14 +225,14 @@ impl Decoder {
     }
 
     /// Decodes a block whose fields are not needed, to keep the table up to date. Returns false if the list
-    /// is larger than the largest list accepted.
+    /// is larger than the maximum size that is accepted.
     pub(crate) fn pass_over(&mut self, block: &[u8]) -> Result<bool, Undecoded> {
         let mut gathering = Gathering::of_nothing(self.list_bytes_max as usize);
         self.decode_into(block, &mut gathering)?;
         Ok(!gathering.exceeds(1))
     }
 
-    /// Decodes a complete block. The outer error ends the connection, the inner error only the stream.
+    /// Decodes a complete block. The outer error must end the connection, the inner error only the stream.
     pub(crate) fn decode(
         &mut self,
         block: &[u8],
@@ -253,7 +262,7 @@ impl Decoder {
 
     /// Returns true if the block has probably arrived before, and records it.
     fn has_come_before(&mut self, block: &[u8]) -> bool {
-        // FNV-1a; its upper bits are better distributed.
+        // The hash is FNV-1a, of which the upper bits are used, because they are better distributed.
         let step = |hash: u32, byte: &u8| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193);
         let bit = 1 << (block.iter().fold(0x811c_9dc5, step) >> 27);
         let came_once = self.came_once & bit != 0;
@@ -292,7 +301,7 @@ impl Decoder {
                 continue;
             }
             if first & 0xe0 == 0x20 {
-                // Table size update (section 6.3), which must precede all fields (section 4.2).
+                // Table size update (section 6.3), which is an error after the first field (section 4.2).
                 let limit = number(&mut block, 5)?;
                 if limit > TABLE_BYTES || !is_start {
                     return Err(Undecoded::Damaged);
@@ -339,7 +348,8 @@ impl Decoder {
     }
 
     fn dynamic(&self, index: usize) -> Result<(&[u8], &[u8], &Entry), Damaged> {
-        // Index 0 is not valid (section 6.1).
+        // The indices of the dynamic table follow those of the static table. The subtraction fails only for
+        // index 0, which is not valid (section 6.1).
         let at = index.checked_sub(static_table::LEN + 1).ok_or(Damaged)?;
         self.table.get(at).ok_or(Damaged)
     }

@@ -1,4 +1,5 @@
-//! Sending side of header compression. A [`Template`] is a header list that is sent often.
+//! Implements the sending side of header compression. A [`Template`] is a header list that is sent often,
+//! prepared for encoding.
 
 use std::cell::RefCell;
 use std::collections::VecDeque;
@@ -10,9 +11,10 @@ use super::shared::{Remembered, is_shared, share};
 use super::{ENTRY_BYTES, TABLE_BYTES, put_number, static_table};
 use crate::fields::{Class, is_value};
 
-/// Maximum number of cached encoded templates per connection.
+/// Maximum number of templates per connection whose encoding is cached.
 const MEMOS_MAX: usize = 8;
-/// Size limit of a cached encoded template in bytes. A field in a table takes one or two bytes.
+/// Maximum size of an encoding that is cached, in bytes. It is small because a field that is in a table takes
+/// only one or two bytes.
 const MEMO_BYTES: usize = 22;
 
 /// Field that is not allowed: the name is not lower case or has forbidden characters, the value has control
@@ -21,7 +23,7 @@ const MEMO_BYTES: usize = 22;
 /// 8.3).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct InvalidField {
-    /// Name of the field, as text.
+    /// Name of the field, as a string.
     pub name: String,
 }
 
@@ -37,9 +39,9 @@ struct Prepared {
     name: Box<[u8]>,
     value: Box<[u8]>,
     hash: u32,
-    /// Index of the static table entry that equals the field; 0 if none.
+    /// Index of the entry of the static table with this name and value; 0 if there is none.
     whole: u8,
-    /// Index of the first static table entry with the same name; 0 if none.
+    /// Index of the first entry of the static table with this name; 0 if there is none.
     named: u8,
 }
 
@@ -52,18 +54,18 @@ impl Prepared {
 struct List {
     id: u64,
     fields: Vec<Prepared>,
-    /// Maximum encoded size in bytes.
+    /// Maximum encoded size of the list in bytes.
     bytes_max: usize,
     /// True if the list has fields other than pseudo-header fields.
     has_regular: bool,
 }
 
-/// Header list that is sent often, such as the head of every answer. Its fields enter the connection's table
-/// when first sent and take one byte each from then on, as far as they fit into the table. A clone counts as
-/// the same template.
+/// Header list that is sent often, such as the head of each answer. When it is first sent on a connection,
+/// its fields enter the connection's compression table, as far as they fit, and take one or two bytes each
+/// from then on. A clone counts as the same template.
 ///
-/// Values that change from message to message do not belong in a template: they would fill the table, which
-/// is never cleared.
+/// Values that change from message to message must not be in a template: they would fill the table, from
+/// which no field is evicted for another one.
 #[derive(Clone)]
 pub struct Template(Arc<List>);
 
@@ -114,8 +116,8 @@ impl fmt::Debug for Template {
     }
 }
 
-/// Validates the next field of a list; `has_regular` is true once a field other than a pseudo-header field
-/// came.
+/// Validates the next field of a list. `has_regular` is true if a field other than a pseudo-header field has
+/// preceded it, and is updated.
 fn check(name: &[u8], value: &[u8], has_regular: &mut bool) -> Result<(), InvalidField> {
     let is_good = match Class::of(name) {
         Class::Pseudo(_) => !*has_regular,
@@ -130,7 +132,8 @@ fn check(name: &[u8], value: &[u8], has_regular: &mut bool) -> Result<(), Invali
     Ok(())
 }
 
-/// Returns the FNV-1a hash of name and value. Fields with equal hashes are still compared completely.
+/// Returns the FNV-1a hash of name and value, which makes most comparisons of different fields short. Fields
+/// with equal hashes are still compared completely.
 fn hash(name: &[u8], value: &[u8]) -> u32 {
     let bytes = name.iter().chain(&[0]).chain(value);
     bytes.fold(0x811c_9dc5, |hash: u32, byte| (hash ^ u32::from(*byte)).wrapping_mul(0x0100_0193))
@@ -141,8 +144,8 @@ fn literal_bytes_max(name: &[u8], value: &[u8]) -> usize {
     1 + 6 + name.len() + 6 + value.len()
 }
 
-/// Queued header block. It is encoded only when it is sent, because blocks must be sent in the order of their
-/// encoding.
+/// Header block that is queued without being encoded. It is encoded only when it is sent, because blocks must
+/// be sent in the order in which they were encoded.
 #[derive(Debug)]
 pub(crate) struct OwnedBlock {
     pub(crate) template: Template,
@@ -152,7 +155,7 @@ pub(crate) struct OwnedBlock {
 /// Name and value.
 type OwnedField = (Box<[u8]>, Box<[u8]>);
 
-/// Entry of the peer's table: one field of a template.
+/// Entry of the peer's dynamic table, as this end knows it: one field of a template.
 #[derive(Clone)]
 struct Entry {
     template: Template,
@@ -179,7 +182,8 @@ impl Entry {
 /// Cached encoding of a template.
 struct Memo {
     template: u64,
-    /// Value of [`Encoder::changes`] at encoding.
+    /// Value of [`Encoder::changes`] when the template was encoded. If the two values differ, the encoding is
+    /// no longer valid, because the table has changed since.
     changes: u32,
     len: u8,
     bytes: [u8; MEMO_BYTES],
@@ -188,19 +192,18 @@ struct Memo {
 /// Encodes the header blocks of one direction of a connection, in order.
 ///
 /// Only fields of templates enter the table, and no field is evicted for another one. So the table fills once
-/// with the fields that are sent most often, and then stays the same. All other fields are encoded as
-/// literals.
+/// with fields that are sent often, and then stays the same. All other fields are encoded as literals.
 #[derive(Default)]
 pub(crate) struct Encoder {
-    /// Contents of the peer's table, newest last; idle connections share equal tables.
+    /// Entries of the peer's dynamic table, newest last. Idle connections share equal tables.
     known: Arc<VecDeque<Entry>>,
     size: u32,
     /// Size limit of the table in bytes: the peer's limit, at most [`TABLE_BYTES`].
     limit: u32,
-    /// Smallest limit since the last block, if the limit changed: the next block announces it, followed by
-    /// the current limit (RFC 7541, section 4.2).
+    /// Smallest limit since the last block; `None` if the limit has not changed. The next block announces it
+    /// if it is below the current limit, followed by the current limit (RFC 7541, section 4.2).
     announce: Option<u32>,
-    /// Number of changes of the table; a change invalidates cached encodings.
+    /// Number of changes of the table; wraps. A change invalidates cached encodings.
     changes: u32,
     /// Cached encodings; `None` in an idle connection.
     memos: Option<Box<Memos>>,
@@ -210,7 +213,7 @@ pub(crate) struct Encoder {
 #[derive(Default)]
 struct Memos {
     list: Vec<Memo>,
-    /// Index to overwrite next, once the list is full.
+    /// Index of the oldest element, which is overwritten next once the list is full.
     next: u8,
 }
 
@@ -236,7 +239,7 @@ impl Encoder {
         self.memos = None;
     }
 
-    /// Frees memory that only makes the next block cheaper.
+    /// Frees memory that is kept only to make encoding the next block cheaper.
     pub(crate) fn rest(&mut self) {
         self.memos = None;
         if let Some(known) = Arc::get_mut(&mut self.known) {
@@ -279,7 +282,8 @@ impl Encoder {
         }
         self.encode_template(template, out);
         for (name, value) in more {
-            // Encoded without indexing, because the value is unlikely to repeat.
+            // The field is encoded without entering the table, because its value will probably not be sent
+            // again.
             match static_table::find(name, value) {
                 (0, 0) => put_literal(out, 0, 4, 0, name, value),
                 (0, named) => put_literal(out, 0, 4, named.into(), name, value),
@@ -355,7 +359,7 @@ fn put_literal(out: &mut Vec<u8>, pattern: u8, bits: u32, named: usize, name: &[
     out.extend_from_slice(value);
 }
 
-/// Validates fields that are sent behind those of a template.
+/// Validates fields that are sent after those of a template.
 pub(crate) fn check_all(template: &Template, more: &[(&[u8], &[u8])]) -> Result<(), InvalidField> {
     let mut has_regular = template.0.has_regular;
     more.iter().try_for_each(|(name, value)| check(name, value, &mut has_regular))

@@ -1,15 +1,17 @@
-//! Huffman-coded strings (RFC 7541, section 5.2 and appendix B). The code is canonical, so the decoding
-//! tables are computed from the code lengths alone.
+//! Decodes Huffman-coded strings (RFC 7541, section 5.2 and appendix B). The code is canonical, so the
+//! decoding tables are computed from the code lengths alone.
 
 use super::Damaged;
 
-/// Number of bits of the first table look-up. Letters, digits and most punctuation have codes of 5 to 8 bits.
+/// Number of bits of the first table look-up. It suffices for most symbols, because letters, digits and most
+/// punctuation have codes of 5 to 8 bits.
 const FAST_BITS: u32 = 9;
 
 /// End-of-string symbol, which must not occur in a string.
 const END: u16 = 256;
 
-/// Codes of one length: consecutive numbers that map to consecutive entries of [`Codes::symbols`].
+/// The codes of one length. They are `count` consecutive numbers from `first` on, whose symbols are
+/// consecutive entries of [`Codes::symbols`] from `start` on.
 #[derive(Clone, Copy)]
 struct Row {
     first: u32,
@@ -57,10 +59,12 @@ const fn codes() -> Codes {
     Codes { rows, symbols, fast }
 }
 
-/// Decodes a string and appends it. The result has at most 8/5 of the input's length.
+/// Decodes a string and appends it to `out`. The result has at most 8/5 of the input's length, because the
+/// shortest code has 5 bits.
 pub(crate) fn decode(bytes: &[u8], out: &mut Vec<u8>) -> Result<(), Damaged> {
     out.reserve(bytes.len() * 8 / 5);
-    // The undecoded bits are at the top of `window`; all bits below the first `held` bits are ones.
+    // The first `held` bits of `window`, from the top, are undecoded input; all bits below them are ones,
+    // like padding.
     let (mut window, mut held) = (u64::MAX, 0_u32);
     let mut rest = bytes;
     loop {
@@ -78,7 +82,8 @@ pub(crate) fn decode(bytes: &[u8], out: &mut Vec<u8>) -> Result<(), Damaged> {
         let (symbol, length) =
             if length == 0 { long(window)? } else { (u16::from(symbol), u32::from(length)) };
         if length > held {
-            // The rest is not a complete code, so it must be padding: fewer than eight bits, all ones.
+            // The remaining bits are not a complete code, so they must be padding, which has fewer than eight
+            // bits, all ones.
             return if held < 8 && window == u64::MAX { Ok(()) } else { Err(Damaged) };
         }
         if symbol == END {
@@ -90,7 +95,8 @@ pub(crate) fn decode(bytes: &[u8], out: &mut Vec<u8>) -> Result<(), Damaged> {
     }
 }
 
-/// Finds the code of more than [`FAST_BITS`] bits at the top of the window.
+/// Finds the code at the top of the window if it has more than [`FAST_BITS`] bits. Returns its symbol and
+/// length.
 #[cold]
 fn long(window: u64) -> Result<(u16, u32), Damaged> {
     for length in FAST_BITS + 1..=30 {

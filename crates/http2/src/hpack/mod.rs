@@ -1,4 +1,5 @@
-//! Header compression (RFC 7541): [`Decoder`] for one direction of a connection, [`Encoder`] for the other.
+//! Implements header compression (RFC 7541): [`Decoder`] for received header blocks, [`Encoder`] for sent
+//! ones.
 
 mod decoder;
 mod encoder;
@@ -10,23 +11,24 @@ pub(crate) use decoder::Decoder;
 pub(crate) use encoder::{Encoder, OwnedBlock, check_all};
 pub use encoder::{InvalidField, Template};
 
-/// Default size of a dynamic table in bytes, as RFC 7541, section 4.1 counts them. Neither direction uses a
-/// larger table, whatever the peer allows.
+/// Default size limit of a dynamic table in bytes, as RFC 7541, section 4.1 counts them. Neither direction
+/// uses a larger table, even if the peer allows it.
 pub(crate) const TABLE_BYTES: usize = 4096;
 
-/// Bytes that a dynamic table entry counts besides its name and value (RFC 7541, section 4.1).
+/// Bytes by which an entry counts against the size of a dynamic table in addition to its name and value (RFC
+/// 7541, section 4.1).
 pub(crate) const ENTRY_BYTES: usize = 32;
 
-/// Error: a header block cannot be decoded. The tables of both ends differ from here on, so the connection
-/// must end.
+/// Error: a header block cannot be decoded. The connection must end, because the tables of both ends would
+/// differ from here on.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Damaged;
 
-/// Reason why a block was not decoded completely. Each ends the connection.
+/// Reason why a header block was not decoded to its end. Either reason ends the connection.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Undecoded {
     Damaged,
-    /// The decoded list is several times larger than the largest list accepted.
+    /// The decoded list is several times larger than the maximum size that is accepted.
     Excessive,
 }
 
@@ -46,8 +48,8 @@ fn number(block: &mut &[u8], bits: u32) -> Result<usize, Damaged> {
         loop {
             let (byte, more) = rest.split_first().ok_or(Damaged)?;
             rest = more;
-            // No length or index of an accepted block comes near 2^28. Trailing zero digits are refused too,
-            // because they could continue forever.
+            // A number with more bytes is an error: no length or index of an accepted block comes near 2^28.
+            // That includes numbers with superfluous zero digits, of which there could be any number.
             if shift > 21 {
                 return Err(Damaged);
             }
@@ -62,7 +64,8 @@ fn number(block: &mut &[u8], bits: u32) -> Result<usize, Damaged> {
     Ok(value)
 }
 
-/// Appends an integer; `pattern` holds the bits above the prefix.
+/// Appends an integer with a prefix of `bits` bits. `pattern` contains the bits above the prefix in the first
+/// byte.
 fn put_number(out: &mut Vec<u8>, pattern: u8, bits: u32, mut value: usize) {
     let mask = (1_usize << bits) - 1;
     if value < mask {

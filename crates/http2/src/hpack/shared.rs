@@ -1,5 +1,5 @@
-//! Header tables shared by idle connections: clients of the same kind send equal fields, and servers send
-//! equal fields to all clients.
+//! Lets idle connections share equal header tables, to save memory. Many tables are equal, because clients of
+//! the same kind send equal fields, and servers send equal fields to all clients.
 
 use std::cell::RefCell;
 use std::sync::Arc;
@@ -8,13 +8,15 @@ use std::thread::LocalKey;
 /// Maximum number of tables that a thread keeps for sharing, each of a few kilobytes at most.
 const REMEMBERED_MAX: usize = 8;
 
-/// Tables of connections of this thread that went idle, least recently used first.
+/// Tables of connections of this thread that went idle, which other connections can share; least recently
+/// used first.
 pub(crate) type Remembered<T> = RefCell<Vec<Arc<T>>>;
 
-/// Replaces a table by an equal table of another connection, or, if there is none, stores the table so that
-/// other connections can share it. A later change copies the table first (`Arc::make_mut`).
+/// Replaces a table by an equal table of another connection. If there is none, stores the table so that other
+/// connections can share it. A connection that later changes its table makes a copy first (`Arc::make_mut`).
 pub(crate) fn share<T: PartialEq>(table: &mut Arc<T>, of_thread: &'static LocalKey<Remembered<T>>) {
-    // Thread-local storage is not accessible while the thread ends.
+    // The error is ignored: it means that the thread is ending, so that its storage is not accessible and
+    // nothing need be shared.
     let _ = of_thread.try_with(|remembered| {
         let mut remembered = remembered.borrow_mut();
         if let Some(at) = remembered.iter().position(|known| **known == **table) {
@@ -29,9 +31,10 @@ pub(crate) fn share<T: PartialEq>(table: &mut Arc<T>, of_thread: &'static LocalK
     });
 }
 
-/// Returns true if other connections share the table, so that its memory must not be charged to this one.
+/// Returns true if other connections share the table, so that its memory must not be counted as that of one
+/// connection.
 pub(crate) fn is_shared<T>(table: &Arc<T>) -> bool {
-    // One reference may belong to the list of the thread.
+    // Two references are no sign of another connection, because one may be that of the thread's list.
     Arc::strong_count(table) > 2
 }
 

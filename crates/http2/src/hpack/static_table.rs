@@ -1,11 +1,11 @@
-//! The static table (RFC 7541, appendix A).
+//! Defines the static table of header compression (RFC 7541, appendix A).
 
 use crate::fields::Class;
 
-/// Number of entries in the static table; indices of the dynamic table begin after it.
+/// Number of entries in the static table. The indices of the dynamic table begin at the next number.
 pub(crate) const LEN: usize = STATIC.len();
 
-/// Returns the name, value and class of the entry at an index from 1 to [`LEN`].
+/// Returns the name, value and class of the entry at an index from 1 to [`LEN`]; `None` for another index.
 pub(crate) fn get(index: usize) -> Option<(&'static [u8], &'static [u8], Class)> {
     let at = index.checked_sub(1)?;
     let (name, value) = STATIC.get(at)?;

@@ -1,5 +1,5 @@
-//! Moving live values out of segments. This module finds them, portion by portion, and the core writes them
-//! again.
+//! Finds the live values in old segments of the log, batch by batch, so that the core can write them again at
+//! the end of the log and the old segments can be deleted.
 
 use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 
@@ -10,28 +10,30 @@ use numbers::{ChangeId, Revision};
 use super::{Event, Relocation, Surface};
 use crate::values::LogValues;
 
-/// Maximum number of versions that are visited in one view in search of values to move.
+/// Maximum number of versions that are visited before a newer view is used. A view that is held longer keeps
+/// more memory from being freed.
 const LOOKED_AT_MAX: usize = 16 << 10;
-/// Bytes that are counted for a moved value in addition to its size, because the core looks up each value and
-/// remembers it until it is on disk.
+/// Bytes by which each value counts against the size of a batch, in addition to its data: the core looks up
+/// each value and keeps a record of it until it is on disk, so a batch must not contain too many small
+/// values.
 pub(super) const MOVED_BYTES: usize = 128;
 
-/// Values that are being moved out of some segments.
+/// Progress of moving the live values out of some segments.
 pub(super) struct Moving {
     /// Main revision up to which versions are visited. Values of later revisions are in later segments.
     pub(super) through: Revision,
     pub(super) segments: Vec<u32>,
-    /// Bytes of values per portion.
+    /// Size of a batch of values in bytes.
     pub(super) portion_bytes: usize,
     pub(super) values: LogValues,
     /// Id of the last version that was visited.
     pub(super) behind: ChangeId,
-    /// Receives the signal that the current portion is on disk at its new location.
+    /// Receives the core's signal that the values of the current batch are on disk at their new locations.
     pub(super) moved: Option<Receiver<()>>,
 }
 
 impl Moving {
-    /// Blocks until the core has moved the current portion.
+    /// Blocks until the core has moved the current batch or has stopped.
     pub(super) fn wait(&mut self) {
         if let Some(moved) = &self.moved
             && moved.recv().is_ok()
@@ -40,8 +42,8 @@ impl Moving {
         }
     }
 
-    /// Sends the next portion of live values to the core, which writes them again. Returns false if no values
-    /// are left, or if the core has stopped.
+    /// Sends the next batch of live values to the core, which writes them again, unless the core is still
+    /// moving the previous batch. Returns false if no values are left, or if the core has stopped.
     pub(super) fn step(&mut self, member: &Surface) -> bool {
         if let Some(moved) = &self.moved {
             match moved.try_recv() {
@@ -53,8 +55,8 @@ impl Moving {
         let (mut portion, mut bytes) = (Vec::new(), 0);
         let mut ended = false;
         while bytes < self.portion_bytes && !ended {
-            // Each portion may use the newest view, because versions that were removed in the meantime need
-            // not be moved.
+            // Each iteration uses the newest view instead of that of the beginning, so that no view is held
+            // for long. Versions that are missing in a newer view were removed, so they need not be moved.
             let view = (member.newest)();
             let mut looked_at = 0;
             let snapshot = view.snapshot();
@@ -73,8 +75,8 @@ impl Moving {
                 }
                 let mut data = BytesMut::new();
                 if read_version(version, &self.values, &mut data).is_err() {
-                    // The value cannot be read, so a client's request for it fails, too. Its segment does not
-                    // become empty, so it is not deleted.
+                    // The value is skipped: it cannot be read, so clients cannot read it either. Its segment
+                    // still contains a live value, so it will not be deleted.
                     continue;
                 }
                 bytes += data.len() + MOVED_BYTES;

@@ -15,18 +15,19 @@ use numbers::{ChangeId, Index};
 use crate::nospace::Cause;
 use crate::terms::Terms;
 
-/// A durable checkpoint. It contains at least the entries of the previous checkpoint, and only applied
-/// entries.
+/// Describes a durable checkpoint. It covers at least the log entries that the previous checkpoint covers,
+/// and only applied entries.
 #[derive(Clone, Copy, Debug)]
 pub struct Checkpointed {
-    /// Log index up to which entries are in the checkpoint.
+    /// Index of the last log entry that the checkpoint covers.
     pub applied_index: Index,
-    /// True if all runs were newly written, so that the checkpoint has no old location of a moved value.
+    /// True if all runs were newly written, so that no run contains the location that a value had before it
+    /// was moved.
     pub whole: bool,
     /// Total size of the checkpoint's files in bytes.
     pub bytes: u64,
-    /// Time for which the checkpointer paused, in order to use only a small part of a processor core. Under
-    /// load this is most of the duration.
+    /// Total time of the pauses during this checkpoint, which keep the checkpointer from using more than a
+    /// small part of a processor core. Under load this is most of the checkpoint's duration.
     pub paused: Duration,
 }
 
@@ -77,7 +78,7 @@ impl std::error::Error for CheckpointError {
     }
 }
 
-/// A value that is to be moved.
+/// A value that is to be written again at the end of the log, so that its old segment can be deleted.
 #[derive(Clone, Debug)]
 pub struct Relocation {
     /// Id of the change that wrote the value.
@@ -90,35 +91,40 @@ pub struct Relocation {
 
 /// Order from the core to the checkpointer.
 pub enum Order {
-    /// Write the state of one moment as a checkpoint.
+    /// Write a checkpoint of the state at one revision.
     Checkpoint {
         /// The state except keys and values.
         head: Box<Head>,
-        /// Keys and values, including all versions that physically exist.
+        /// The versions of all keys at that revision, including those that a compaction has made unreadable
+        /// but that are not removed yet.
         state: AsOf,
-        /// True if all runs are to be written new; false if runs of earlier checkpoints may be reused.
+        /// True if everything is to be written into a new run; false if runs of earlier checkpoints may be
+        /// reused.
         whole: bool,
-        /// Terms of the entries that the checkpoint covers.
+        /// Raft terms of the log entries that the checkpoint covers.
         terms: Terms,
     },
-    /// Find the live values in these segments and request their relocation.
+    /// Find the live values in these segments and send them to the core, which writes them again at the end
+    /// of the log.
     Relocate {
         /// Numbers of the segments.
         segments: Vec<u32>,
-        /// Bytes of values to request in one portion.
+        /// Maximum bytes of values per batch that is sent to the core, except that the last value of a batch
+        /// may exceed it.
         portion_bytes: usize,
     },
     /// Record the cause of this member's NOSPACE alarm in a file beside the log.
     Note(Cause),
     /// Reserve space for the next checkpoint, because the disk may become full.
     Reserve {
-        /// True if the disk was found to be full, even if the file system reports free space, which does not
-        /// include a quota on a file server, for example.
+        /// True if a write has failed because the disk was full. The file system may report free space
+        /// nevertheless, for example because it does not know the quota of a file server.
         is_short: bool,
-        /// Token that is dropped when the order is received.
+        /// Token that the checkpointer drops when it receives the order. The core keeps a weak reference to
+        /// it, to know whether an order is still queued.
         queued: Arc<()>,
     },
-    /// Drop this value, which takes long.
+    /// Drop this value. The core sends values that take long to drop, so that it need not wait.
     Drop(Box<dyn Any + Send>),
     /// End the checkpointer.
     Stop,
@@ -128,9 +134,10 @@ pub enum Order {
 pub enum Event {
     /// A checkpoint is durable, or has failed.
     Checkpointed(Result<Checkpointed, CheckpointError>),
-    /// Request to move these values out of their segments. The core signals through the sender when that is
-    /// done.
+    /// Request to move these values out of their segments. The core sends a signal on the channel when all
+    /// are on disk at their new locations.
     Relocate(Vec<Relocation>, SyncSender<()>),
-    /// All values of a relocation order were moved or could not be moved.
+    /// A relocation order is complete: all live values of its segments were moved, except those that could
+    /// not be read.
     Relocated,
 }

@@ -1,4 +1,4 @@
-//! Texts of the errors, for the operator.
+//! Formats the errors of a data directory as messages for the operator, with the remedies.
 
 use std::fmt;
 
@@ -45,8 +45,8 @@ impl fmt::Display for DataDirError {
                 let own = ["checkpoint", log::ShutdownRecord::FILE_NAME];
                 let own = own.into_iter().chain([nospace::FILE_NAME, NOTE_NAME]);
                 let own = own.map(|name| member.join(name)).chain(guards).chain([log_dir.clone()]);
-                // The mark is removed last: if the command is interrupted before, the next start prints this
-                // text again.
+                // The recommended `rm` command removes the mark last: if the command is interrupted earlier,
+                // the next start still finds the mark, and prints this message again.
                 let own = own.chain([member.join(MARK_NAME)]);
                 let own: Vec<String> = own.map(|path| in_shell(&path)).collect();
                 write!(

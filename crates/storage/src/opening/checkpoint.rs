@@ -13,9 +13,9 @@ use crate::error::{DataDirError, Inconsistency};
 use crate::identity::Identity;
 
 /// Number of versions in a batch that is passed between the threads. Such a batch fits into the cache of a
-/// processor.
+/// processor core.
 const VERSIONS_PER_PIECE: usize = 2048;
-/// Maximum number of batches that wait for the building thread.
+/// Maximum number of batches that are queued for the building thread.
 const PIECES_MAX: usize = 4;
 
 /// Restores the state of a checkpoint, with two threads if `threads` is true. If [`DataDirError::is_damage`]
@@ -32,7 +32,7 @@ pub(crate) fn restore(
     let (mut runs, mut levels) = (Vec::new(), Vec::new());
     for run in &manifest.runs {
         let mut reader = checkpoints.read(run)?;
-        // Runs of an older version have no identity, so there is nothing to compare.
+        // Runs that an older release of Mainstay has written contain no identity, so they cannot be checked.
         if !reader.metadata.is_empty() && reader.metadata != identity.to_bytes() {
             let path = member_dir.join("checkpoint").join(&run.name);
             return Err(DataDirError::OtherCheckpoint { path, identity: identity.clone() });
@@ -79,14 +79,15 @@ where
                 break;
             }
             versions.clear();
-            // If the reading thread has ended, it needs no more empty batches.
+            // The error is ignored: a reading thread that has ended needs no more empty batches.
             let _ = emptied.send(versions);
         }
-        // Dropping the channel unblocks a reading thread that waits for this thread.
+        // Dropping the receiver makes a blocked `send` of the reading thread fail, so that the thread ends.
+        // Otherwise `join` could wait without end.
         drop(filled);
         let read = reader.join().map_err(|_| DataDirError::CheckpointThreadPanicked)?;
-        // An error of building is reported first, because it concerns earlier versions than an error of
-        // reading.
+        // If both threads failed, the error of building is returned, because it concerns earlier versions
+        // than the error of reading.
         Ok(built.and(read).and_then(|()| building.finish(rules)))
     })
 }

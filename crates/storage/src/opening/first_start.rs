@@ -34,7 +34,8 @@ impl LogEvents for Events {
     }
 }
 
-/// Starts a member on `/d`, with its log in `wal_dir` if that is given; `meanwhile` runs while it waits for its cluster.
+/// Starts a member on `/d`, with its log in `wal_dir` if that is given. Calls `meanwhile` at the point where
+/// a real start waits for its cluster.
 fn start(
     disk: &MemDisk,
     wal_dir: Option<&str>,
@@ -123,7 +124,7 @@ fn a_first_start_that_fails_leaves_nothing_that_keeps_etcd_out() {
         for nth in 1.. {
             let disk = MemDisk::new(nth);
             if is_noted {
-                // As a rebuild leaves the directory.
+                // This is the state in which a rebuild leaves the directory.
                 disk.create_dir_all(Path::new("/d/member")).expect("is made");
                 write_note(&disk, Path::new("/d/member"), noted).expect("is written");
             }

@@ -1,4 +1,4 @@
-//! Reads the entries that are in the log of a data directory and not in the checkpoint.
+//! Reads the entries of a data directory's log that come after the checkpoint.
 
 use std::collections::VecDeque;
 use std::sync::Arc;
@@ -57,14 +57,16 @@ pub(crate) fn replay_log(
             locations.push_back(EntryPlace { index: entry.index, location });
             entries.push(entry_of(entry));
         }
-        // An entry with an index that was read before replaces all entries from that index on, and a
-        // restarted log has no entries from before the restart.
+        // Both records make the collected entries invalid: an entry with an index below `first` replaces all
+        // entries from its index on, and a log that was restarted after a snapshot has no entries from before
+        // the restart.
         Replayed::Entry(..) | Replayed::Reset(_) => {
             entries.clear();
             locations.clear();
         }
-        // The hard state is part of the result of opening. Values that were moved after the checkpoint also
-        // exist at their old locations, and values of a snapshot that was never installed are not needed.
+        // These records are skipped. The hard state is also part of `recovered`. Values that were moved after
+        // the checkpoint also exist at their old locations, and values of a snapshot that was never installed
+        // are not needed.
         Replayed::HardState(_) | Replayed::Value(..) => {}
     };
     let (log, recovered) = Log::open(options, Arc::clone(disk), first, &mut replay, on_event)?;

@@ -1,5 +1,5 @@
-//! The state with which the raft node starts: the log after the checkpoint, and entries that are appended
-//! during the start.
+//! Prepares the state with which the raft node starts: the entries of the log after the checkpoint, and
+//! entries that are appended during the start.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -21,7 +21,7 @@ use crate::error::{DataDirError, FirstEntriesError, Inconsistency};
 use crate::identity::Identity;
 use crate::terms::Terms;
 
-/// Time for which the first start waits until its first entry is durable.
+/// Maximum time for which a start waits until the entries that it appends are durable.
 const BOOT_TIMEOUT: Duration = Duration::from_secs(60);
 
 /// State from which the raft node starts.
@@ -34,8 +34,8 @@ pub(super) struct Start {
 }
 
 impl Start {
-    /// Returns the raft state that continues the machine's state. If the log ends before a snapshot that was
-    /// installed, restarts the log after that snapshot.
+    /// Returns the raft state that continues the machine's state. If the machine's state is that of an
+    /// installed snapshot and the log is older, restarts the log after that snapshot.
     pub(super) fn of(
         opening: &Opening<'_>,
         log_dir: &Path,
@@ -56,13 +56,14 @@ impl Start {
         };
         let mut start = Start { log, recovered, entries, locations, hard_state };
         let last_index = start.recovered.last_index;
-        // A snapshot was installed, and the member stopped before the log was restarted.
+        // True if a snapshot was installed and the member stopped before it restarted its log after the
+        // snapshot; also true if the log has lost its end, which is checked next.
         let behind = last_index < applied
             || start.entries.first().is_some_and(|entry| entry.term < machine.applied_term);
         if behind && applied > Index(0) {
             // The terms of an installed snapshot start after the entries of this log. If they start within
             // this log, no snapshot was installed: the checkpoint was made from this log, and the log has
-            // lost its end.
+            // lost its end. In that case the start is refused.
             let terms = Terms::read(manifest.map_or(&[][..], |manifest| &manifest.metadata), machine);
             if last_index < applied && terms.first_index().is_some_and(|first| first <= last_index) {
                 let log_dir = log_dir.to_path_buf();
@@ -81,9 +82,10 @@ impl Start {
         Ok(start)
     }
 
-    /// Creates the first entries of an empty log, and returns the existing members of the cluster. The log is
-    /// also empty after a first start that was interrupted, or if a member that joins has not received
-    /// entries from the others yet.
+    /// Appends the first entries if the log is empty, and returns the id and peer URLs of each member that
+    /// the cluster already has. Returns an empty list if the log already has entries. The log can also be
+    /// empty without being new: after a first start that was interrupted, or if a joining member has not
+    /// received entries from the others yet.
     pub(super) fn begin(
         &mut self,
         opening: &Opening<'_>,
@@ -142,8 +144,8 @@ impl Start {
             "forcing a new cluster with this member alone",
             &[("removed", Value::Uint(changes.len() as u64)), ("last-index", Value::Uint(last.0))],
         );
-        // All entries of the log become committed, because no other member is left to ask, and acknowledged
-        // entries are among them.
+        // All entries of the log become committed: any of them may have been acknowledged to a client, and no
+        // other member is left that knows which.
         self.hard_state.term = term;
         self.hard_state.commit = last + changes.len() as u64;
         if !changes.is_empty() {
@@ -163,7 +165,7 @@ impl Start {
         append_entries(&mut self.log, &**opening.events, entries, self.hard_state, opening.threads)
     }
 
-    /// Returns the raft node, with the entries after the state.
+    /// Creates the raft node, which takes the log entries after the machine's state out of `self`.
     pub(super) fn node(
         &mut self,
         opening: &Opening<'_>,
@@ -202,7 +204,7 @@ impl Start {
     }
 }
 
-/// Returns the members after all entries are applied.
+/// Returns the members as they will be after all entries are applied.
 fn members_at_end(
     machine: &Machine,
     entries: &[Entry],
@@ -212,7 +214,8 @@ fn members_at_end(
     for entry in entries.iter().filter(|entry| entry.kind == EntryKind::ConfChange) {
         let change = raftpb::ConfChange::decode(entry.data.clone())
             .map_err(|error| Inconsistency::NotAChange { index: entry.index, error })?;
-        // A change that will be refused when it is applied has no effect.
+        // The error is ignored: a change that is refused here will also be refused when it is applied, and
+        // then has no effect.
         let _ = machine::reconfigure(&mut members, &change, learners_max);
     }
     Ok(members)
@@ -255,7 +258,7 @@ fn append_and_wait(
     let ticket = log.append(batch).map_err(|error| FirstEntriesError::Refused(error.reason))?;
     let deadline = Instant::now() + BOOT_TIMEOUT;
     let (mut told, mut places) = (Vec::new(), VecDeque::new());
-    // A log without threads has reported all its events when its turn is over.
+    // For a log without threads, this does all the work, and all events are queued when it returns.
     log.turn();
     let patience = if threads { Duration::from_secs(1) } else { Duration::ZERO };
     while Instant::now() < deadline {

@@ -1,4 +1,4 @@
-//! One caller's read of a list of values, portion by portion.
+//! Defines the future that fetches one caller's list of values from the reader threads, portion by portion.
 
 use std::future::Future;
 use std::pin::Pin;
@@ -14,32 +14,36 @@ const PORTION_BYTES: usize = 1 << 20;
 /// Number of times that a portion may be revoked. After that it stays until its call takes it.
 pub(super) const TAKEN_BACK_MAX: u32 = 1;
 
-/// A future of values that are being read. It resolves to the bytes or the error of each value. When it is
-/// dropped, no further runs of it are read.
+/// A future that reads values. It resolves to the bytes or the error of each value. When it is dropped, none
+/// of its remaining runs is read.
 pub struct Reading {
     pub(super) readers: Arc<Readers>,
-    /// True for a reading of the core, which is read first and needs no admission.
+    /// True if the values are for the core: they are then read before those of all clients, and without
+    /// admission.
     pub(super) is_first: bool,
     pub(super) runs: Arc<[Run]>,
     /// Number of runs whose values have arrived.
     pub(super) through: usize,
-    /// Id of the current portion, and the number of runs that will have arrived when it is complete.
+    /// Id of the portion that is queued or being read, and the number of runs that will have arrived when it
+    /// is complete.
     pub(super) portion: Option<(u64, usize)>,
-    /// Number of times that the current portion was revoked before the call took it.
+    /// Number of times that the current portion was revoked after it was read, so that it had to be queued
+    /// again.
     pub(super) taken_back: u32,
     pub(super) arrived: Vec<ReadValue>,
-    /// Charges for the bytes of the values that have arrived.
+    /// Memory reservations (charges) for the bytes of the values that have arrived.
     pub(super) charges: Vec<Charge>,
 }
 
 impl Reading {
-    /// Returns the charges for the values to which this future has resolved. The caller must keep them as
-    /// long as the values.
+    /// Returns the memory reservations (charges) for the values that have arrived since the last call. The
+    /// caller must keep them until it drops the values.
     pub fn take_charges(&mut self) -> Vec<Charge> {
         std::mem::take(&mut self.charges)
     }
 
-    /// Returns the run number at which the next portion ends, and the bytes of the portion.
+    /// Returns the number of the run at which the next portion ends (exclusive), and the size of the portion
+    /// in bytes.
     fn next_portion(&self) -> (usize, usize) {
         let (mut end, mut bytes) = (self.through, 0);
         for run in &self.runs[self.through..] {
@@ -52,7 +56,7 @@ impl Reading {
         (end, bytes)
     }
 
-    /// Queues the next portion.
+    /// Queues the next portion to be read.
     fn ask(&mut self, context: &Context<'_>) {
         let (end, bytes) = self.next_portion();
         let inner = &self.readers.inner;
@@ -85,7 +89,8 @@ impl Reading {
         self.portion = Some((id, end));
     }
 
-    /// Takes the current portion, if it is complete.
+    /// Takes the values of the current portion if it is complete. Returns ready if it was complete or
+    /// revoked.
     fn take(&mut self, id: u64, end: usize, context: &Context<'_>) -> Poll<()> {
         let inner = &self.readers.inner;
         let mut state = inner.read_without_threads(inner.state(), id);
