@@ -41,7 +41,7 @@ const SMALL_BYTES: usize = 1024 * 1024;
 /// connection opens                  4,096 B      32,768 B   32,768 B are reserved from the budget
 /// request of 10,000 B              14,096 B      32,768 B   the shared counter is not touched
 /// answer of 249,040 B             263,136 B     294,912 B   262,144 B more are reserved
-/// both are sent                     4,096 B      32,768 B   more than 128 KiB are unused: 262,144 B are given back
+/// both are sent                     4,096 B      32,768 B   over 128 KiB are unused: 262,144 B are returned
 /// ```
 ///
 /// If all accounts together have reserved more than 64 MiB, connections are asked to close until the others

@@ -129,8 +129,8 @@ impl Disk for RealDisk {
 
     fn space(&self, path: &Path) -> io::Result<DiskSpace> {
         let c_path = CString::new(path.as_os_str().as_bytes())?;
-        // SAFETY: `statvfs` is a plain C struct of integers, for which all zeros is a value; the path is a
-        // NUL-terminated string that outlives the call, and the call writes only into `found`.
+        // SAFETY: `statvfs` is a plain C struct of integers, for which all zeros is a valid value; the path
+        // is a NUL-terminated string that outlives the call, and the call writes only into `found`.
         let found = unsafe {
             let mut found: libc::statvfs = std::mem::zeroed();
             if libc::statvfs(c_path.as_ptr(), &mut found) != 0 {
@@ -213,8 +213,8 @@ impl RealFile {
 
 /// Returns the magic number of the type of the file system that contains a file (`linux/magic.h`).
 fn kind_of(file: &fs::File) -> Option<i64> {
-    // SAFETY: `statfs` is a plain C struct of integers, for which all zeros is a value; the descriptor is open as
-    // long as `file` is, and the call writes only into `found`.
+    // SAFETY: `statfs` is a plain C struct of integers, for which all zeros is a valid value; the descriptor
+    // is open as long as `file` is, and the call writes only into `found`.
     unsafe {
         let mut found: libc::statfs = std::mem::zeroed();
         (libc::fstatfs(file.as_raw_fd(), &mut found) == 0).then_some(found.f_type as i64)

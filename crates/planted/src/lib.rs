@@ -1,16 +1,16 @@
-//! Bugs that are planted on purpose, to show that the simulator finds them.
+//! Lets the simulator plant bugs on purpose, one at a time, to show that its tests find them.
 //!
-//! The crate is a switch: at places where a bug can be planted, the code calls [`is`] to find out if it must
-//! behave wrongly in this run of the simulator. Without the feature `armed`, which only the simulator's own
-//! builds enable, the result is a constant `false` and the wrong code is not compiled into the program. In
-//! addition some places report how much work they do in one step ([`looked_at`]), so that the simulator can
-//! check that this work is bounded. Without the feature nothing is counted.
+//! The crate contains only the switch. At each place where a bug can be planted, the code calls [`is`] and
+//! behaves wrongly if the result is true. Only the simulator's own builds enable the feature `armed`. Without
+//! it the result is the constant `false`, and the wrong code is not compiled into the program.
 //!
-//! The crate does not contain the wrong behavior itself, which is implemented at the places where the bugs
-//! are planted.
+//! In addition, some places report how much work they do in one step ([`looked_at`]), so that the simulator
+//! can check that this work is bounded. Without the feature nothing is counted.
 //!
-//! Start reading with [`Bug`], the list of bugs. Invariant: without the feature `armed`, [`is`] costs
-//! nothing. Tests: `cargo test -p mainstay-sim --features planted`.
+//! The wrong behavior itself is implemented at the places where the bugs are planted, and not in this crate.
+//!
+//! Start reading with [`Bug`], the list of bugs. Invariant: without the feature `armed`, [`is`] takes no
+//! time. Tests: `cargo test -p mainstay-sim --features planted`.
 
 #![forbid(unsafe_code)]
 
@@ -28,12 +28,12 @@ macro_rules! bugs {
             /// All bugs.
             pub const ALL: &[Bug] = &[$(Bug::$bug),+];
 
-            /// Returns the name of the bug on a command line.
+            /// Returns the name by which a command line selects the bug.
             pub fn name(self) -> &'static str {
                 match self { $(Bug::$bug => $name),+ }
             }
 
-            /// Returns a sentence that describes the wrong behaviour.
+            /// Returns a description of the wrong behavior.
             pub fn about(self) -> &'static str {
                 match self { $(Bug::$bug => concat!($($doc),+).trim_ascii()),+ }
             }
@@ -236,20 +236,21 @@ bugs! {
     RevokedConnectionsKept = "revoked-connections-kept";
 }
 
-/// An amount of work in one step that must be bounded.
+/// A kind of work whose amount in one step must be bounded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Measure {
     /// Number of nodes on a path from the root to a leaf in the tree of watched ranges.
     WatchDepth,
     /// Number of leases that a leader visits in one turn.
     Leases,
-    /// Number of keys and operations in the entries that one turn of the core applies without slicing.
+    /// Number of keys and operations in the entries that one turn of the core applies as a whole, without
+    /// dividing them into slices.
     Applied,
-    /// Length of the log's queue at the time when the leader proposed another forwarded entry, in percent of
-    /// the maximum length.
+    /// Length of the log's queue, in percent of its maximum, at the time when the leader proposed an entry
+    /// that a follower has forwarded.
     Queued,
-    /// Work that a turn of the core had already done for clients' requests when it began to answer another
-    /// one.
+    /// Work that one turn of the core had already done for clients' requests when it began to answer a
+    /// further one.
     Questions,
     /// Number of keys that a shard visits in one step for the comparisons of a read-only transaction.
     Compared,
@@ -260,7 +261,8 @@ pub enum Measure {
 
 const MEASURES: usize = Measure::GrantedAhead as usize + 1;
 
-/// Returns true if this build measures work, so that a caller may do extra work for a measurement.
+/// Returns true if this build counts work. A caller that needs additional computation for a report should do
+/// it only then.
 #[inline(always)]
 pub fn measures() -> bool {
     cfg!(feature = "armed")
@@ -271,7 +273,8 @@ thread_local! {
     static SO_FAR: [Cell<usize>; MEASURES] = const { [const { Cell::new(0) }; MEASURES] };
 }
 
-/// Reports the number of things that the caller visits in one step.
+/// Reports that the caller visits this number of things, such as keys, in one step. The maximum is kept for
+/// [`most`].
 #[inline(always)]
 pub fn looked_at(measure: Measure, things: usize) {
     if cfg!(feature = "armed") {
@@ -279,8 +282,8 @@ pub fn looked_at(measure: Measure, things: usize) {
     }
 }
 
-/// Reports things that the caller visits in one of several parts of a step. The numbers are added up from the
-/// last call of [`begin`] on.
+/// Reports that the caller visits this number of things in one of several parts of a step. The numbers since
+/// the last call of [`begin`] are added up.
 #[inline(always)]
 pub fn looked_at_more(measure: Measure, things: usize) {
     if cfg!(feature = "armed") {
@@ -293,7 +296,7 @@ pub fn looked_at_more(measure: Measure, things: usize) {
     }
 }
 
-/// Begins a step whose parts report their work with [`looked_at_more`].
+/// Begins a step whose parts report their work with [`looked_at_more`]: sets the sum to 0.
 #[inline(always)]
 pub fn begin(measure: Measure) {
     if cfg!(feature = "armed") {
@@ -301,7 +304,8 @@ pub fn begin(measure: Measure) {
     }
 }
 
-/// Returns the largest number that this thread has reported since the last call, and resets it to 0.
+/// Returns the maximum number that this thread has reported for one step since the last call of this
+/// function, and resets it to 0.
 pub fn most(measure: Measure) -> usize {
     MOST.with(|most| most[measure as usize].take())
 }
@@ -309,7 +313,7 @@ pub fn most(measure: Measure) -> usize {
 /// Number of the bug that is planted, counted from 1; 0 if no bug is planted.
 static PLANTED: AtomicU8 = AtomicU8::new(0);
 
-/// Plants a bug in this process; `None` plants no bug.
+/// Plants a bug in this process, instead of the one planted before; `None` removes it.
 pub fn plant(bug: Option<Bug>) {
     PLANTED.store(bug.map_or(0, |bug| bug as u8 + 1), Ordering::SeqCst);
 }
@@ -319,7 +323,8 @@ pub fn is_any() -> bool {
     cfg!(feature = "armed") && PLANTED.load(Ordering::Relaxed) != 0
 }
 
-/// Returns true if this bug is planted; the caller must then behave wrongly.
+/// Returns true if this bug is planted in this process. Then the caller must behave wrongly in the way that
+/// the bug describes.
 #[inline(always)]
 pub fn is(bug: Bug) -> bool {
     cfg!(feature = "armed") && PLANTED.load(Ordering::Relaxed) == bug as u8 + 1

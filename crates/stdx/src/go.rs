@@ -1,5 +1,5 @@
-//! Reads and writes durations, numbers, quoted strings and sizes in the formats of Go's standard library and of
-//! the libraries that etcd's tools use.
+//! Parses and formats durations, numbers, quoted strings and sizes in the formats of Go's standard library
+//! and of the Go libraries that etcd's tools use.
 
 use std::fmt::{self, Write as _};
 use std::time::Duration;
@@ -57,7 +57,7 @@ fn is_printed(c: char) -> bool {
     c == ' ' || (is_plain || is_combining) && !c.is_whitespace()
 }
 
-/// Formats a duration as Go's `time.Duration.String` does, rounded to nanoseconds: `2.095242ms`, `1m30s`, `0s`.
+/// Formats a duration as Go's `time.Duration.String` does: `2.095242ms`, `1m30s`, `0s`.
 pub fn duration(duration: Duration) -> String {
     nanoseconds(i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX))
 }
