@@ -14,8 +14,8 @@ use slab::Slab;
 /// for the connection (measured in a member: 1.8 KB of resident memory once the connection is idle, a little
 /// more before).
 pub const CONNECTION_BYTES: usize = 4 * 1024;
-/// Multiple of bytes in which an account reserves memory from the budget, so that most charges change only
-/// the account and not the shared counter.
+/// Unit in bytes of the reservations of an account: a multiple of it is reserved from the budget, so that
+/// most charges change only the account and not the shared counter.
 const STEP_BYTES: usize = 32 * 1024;
 /// Maximum number of bytes that an account keeps reserved without using them. Above it, unused bytes are
 /// returned to the budget.
@@ -603,7 +603,7 @@ impl Account {
 
     /// Subtracts bytes from the work that may still be done before the thread serves other connections.
     pub fn spend_work(&self, bytes: usize) {
-        // `usize::MAX` means no limit.
+        // Leave `usize::MAX` unchanged, because it means that there is no limit.
         if self.work_left.get() < usize::MAX {
             self.work_left.set(self.work_left.get().saturating_sub(bytes));
         }

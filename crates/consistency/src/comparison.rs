@@ -32,7 +32,8 @@ pub const STATE_HASHES: &str = "/mainstay/state-hashes";
 /// Version of the algorithm of the state hashes. Hashes of different versions must not be compared. Version 1
 /// included the remaining times of leases.
 const ALGORITHM: u64 = 2;
-/// Number of key versions that are hashed before it is checked whether the computation should stop.
+/// Number of key versions that are hashed with one snapshot of the store. Before the next ones, it is checked
+/// whether the computation should stop, and a new snapshot is taken, so that an old one is not kept for long.
 const HASHED_PER_SLICE: usize = 4096;
 
 /// Name of the HTTP header with the id of the cluster, in hexadecimal, to which a request or response

@@ -63,8 +63,8 @@ pub fn judge(own: u64, ours: &StateTrail, others: &[(u64, StateTrail)], members:
         Some(((*id, *comparison), theirs))
     }) {
         match comparison {
-            // The member has not reached the first entry that differs, so it cannot be assigned to a group
-            // yet.
+            // Wait for this member: it has not reached the first entry that differs, so it cannot be assigned
+            // to a group yet.
             TrailComparison::Same { through } if through < first => verdict.awaited = true,
             TrailComparison::Same { .. } => groups[0].1.push(id),
             TrailComparison::Different { .. } => {
@@ -109,7 +109,8 @@ impl Divergence {
         }
     }
 
-    /// Makes one round of comparisons. May take twice [`TIMEOUT`], because the hashes may be requested twice.
+    /// Makes one round of comparisons. May take 2 s, because the hashes may be requested twice, each time
+    /// with a limit of 1 s.
     pub async fn compare(&mut self) {
         let members = Arc::clone(&self.shared.state.load().members);
         self.through.retain(|id, _| members.by_id.contains_key(id));

@@ -187,7 +187,7 @@ impl MemDisk {
     }
 
     /// Makes crashes keep a random subset of the unsynced name changes: a later change may survive although
-    /// an earlier one is lost. File systems promise no order.
+    /// an earlier one is lost. Real file systems do not guarantee an order either.
     pub fn keep_names_in_any_order(&self) {
         self.state().names_in_any_order = true;
     }

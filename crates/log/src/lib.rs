@@ -20,7 +20,7 @@
 //!   (test `damage`).
 //! - Only what the log itself wrote at this position, in this use of the file, is read as a record. Values of
 //!   clients, copies of records, and old data in a recycled file are not (tests `forgery`, `space`).
-//! - Files of every version stay readable forever (test `golden`).
+//! - The files of all earlier versions of the format can be read (test `golden`).
 //! - No content of a file causes a panic (test `damage`). Only a gap between the indexes of appended entries
 //!   panics, because it is a bug of the caller.
 //!

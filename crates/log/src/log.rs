@@ -349,8 +349,8 @@ impl Log {
         self.shared.segments().iter().map(|segment| segment.state()).collect()
     }
 
-    /// Returns how much space the log has for more data. The caller should check it before it proposes, and
-    /// raise the NOSPACE alarm at [`Space::Low`].
+    /// Returns how much space the log has for more data. The caller should check this before it proposes an
+    /// entry, and raise the NOSPACE alarm at [`Space::Low`].
     pub fn space(&self) -> Space {
         self.shared.space()
     }

@@ -15,7 +15,7 @@ use transport::{Detached, Stream, end_turn};
 /// limit, raft's heartbeats to other members would wait while the long queue of one connection is sent.
 pub(crate) const TURN_BYTES: usize = 512 * 1024;
 
-/// Interval of TCP keepalive probes, as in etcd.
+/// Time without data after which the kernel sends TCP keepalive probes; the same as in etcd.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 
 /// Socket of a connection between members. After [`TURN_BYTES`] in one direction a read or write is pending

@@ -97,9 +97,9 @@ pub type Pieces<'a> = Box<dyn Iterator<Item = io::Result<Bytes>> + Send + 'a>;
 
 /// Source of a snapshot's bytes.
 pub trait SnapshotSource: Send {
-    /// Opens the snapshot for a receiver. `receiver` is the body of its answer to `GET /mainstay/snapshot`,
-    /// or `None` if it answered 404, as a member that runs etcd does. Called on a separate thread and may
-    /// block.
+    /// Opens the snapshot for a receiver. `receiver` is the body of the receiver's answer to `GET
+    /// /mainstay/snapshot`. It is `None` if the receiver has answered 404, as a member that runs etcd does.
+    /// Called on a separate thread and may block.
     ///
     /// # Errors
     ///

@@ -31,7 +31,7 @@ const BATCHES_PER_TURN: usize = 8;
 /// # Errors
 ///
 /// Returns an error if the thread cannot be started, if a listener cannot be set up, or if an option is not a
-/// valid header value.
+/// valid value of an HTTP header.
 pub(crate) fn start(
     options: Options,
     handler: Arc<dyn Handler>,

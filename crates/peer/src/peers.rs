@@ -33,8 +33,8 @@ impl Peers {
     ///
     /// # Errors
     ///
-    /// Returns an error if the thread cannot be started, a listener cannot be set up, or an option (versions,
-    /// peer URLs) is not a valid header value.
+    /// Returns an error if the thread cannot be started, if a listener cannot be set up, or if an option
+    /// (versions, peer URLs) is not a valid value of an HTTP header.
     pub fn start(options: Options, handler: Arc<dyn Handler>, log: Log) -> io::Result<Peers> {
         let inbox = Arc::new(Inbox::new());
         let snapshots = SnapshotSender::new(Arc::clone(&inbox), Arc::clone(&handler), Arc::clone(&log));

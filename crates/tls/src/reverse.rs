@@ -215,7 +215,7 @@ enum Answer {
 fn answer(bytes: &[u8], question: &[u8]) -> Answer {
     let is_ours = bytes.len() >= question.len()
         && bytes[..2] == question[..2]
-        // Response bit set, opcode for a standard query.
+        // The response bit must be set, and the opcode must be that of a standard query.
         && bytes[2] & 0xf8 == 0x80
         && bytes[4..6] == [0, 1]
         && bytes[HEAD_BYTES..question.len()].eq_ignore_ascii_case(&question[HEAD_BYTES..]);
@@ -227,7 +227,7 @@ fn answer(bytes: &[u8], question: &[u8]) -> Answer {
     }
     match bytes[3] & 15 {
         0 => {}
-        // No such name (NXDOMAIN).
+        // There is no such name (NXDOMAIN), so the list of names is empty.
         3 => return Answer::Names(Some(Vec::new())),
         _ => return Answer::Names(None),
     }
