@@ -531,8 +531,8 @@ fn run(worker: &Mutex<Worker>, queue: &Queue, shared: &Shared) {
 }
 
 fn lock(worker: &Mutex<Worker>) -> MutexGuard<'_, Worker> {
-    // The lock is poisoned if a thread panicked while it held the lock. The panic was already reported, so it
-    // is not raised again here.
+    // The lock is poisoned if a thread panicked while it held the lock. The panic hook has already reported
+    // that, so this thread does not panic as well.
     worker.lock().unwrap_or_else(PoisonError::into_inner)
 }
 

@@ -3,10 +3,11 @@
 //!
 //! The valid records of the last segment end at an offset p. If bytes that are no valid record, or further
 //! records, follow there, they are either damage or a torn tail. A torn tail is the remains of a write that
-//! was interrupted, so its batches were never acknowledged. It is overwritten with zeros and reported as a
-//! repair. It is damage if something proves that the data at p had been synced, for example a valid record
-//! whose batch starts after p. An invalid record in an earlier segment is always damage, because a segment is
-//! complete before the next one is begun. On damage acknowledged data may be lost, and opening is refused.
+//! was interrupted, and whose entries were never acknowledged. It is overwritten with zeros and reported as a
+//! repair. The bytes are damage if something proves that the data at p had been synced, for example a valid
+//! record whose batch starts after p. An invalid record in an earlier segment is always damage, because a
+//! segment is complete before the next one is begun. On damage acknowledged data may be lost, and opening is
+//! refused.
 //!
 //! # Example: a torn tail, and damage
 //!

@@ -129,8 +129,8 @@ bugs! {
     CheckpointByEntriesAlone = "checkpoint-by-entries-alone";
     /// server: a NOSPACE alarm that the disk raised stays although the disk has free space again.
     DiskAlarmStays = "disk-alarm-stays";
-    /// server: the cause of a NOSPACE alarm is not in the log entry, but is written to a separate file later,
-    /// so that a crash before that loses the cause.
+    /// server: the cause of a NOSPACE alarm is not read from the log entry that raised the alarm, but only
+    /// from a separate file, which may be missing after a crash.
     AlarmCauseForgotten = "alarm-cause-forgotten";
     /// server: a leader counts its entries as synced when it passes them to its log.
     LeaderCountsUnsynced = "leader-counts-unsynced";
@@ -162,8 +162,8 @@ bugs! {
     HalfWayCountsAsApplied = "half-way-counts-as-applied";
     /// readers: reads of values that the core needs are queued behind the reads of clients.
     CoreReadsInTheQueue = "core-reads-in-the-queue";
-    /// readers: values that were read for a call that no longer wants them still count as being read, so that
-    /// other reads wait for them.
+    /// readers: values that were read and that no call has taken yet still count as being read, so that other
+    /// reads wait for them.
     UntakenHoldsUpReads = "untaken-holds-up-reads";
     /// core: proposals that followers have forwarded are proposed even if the log has too much queued.
     HandedOnWithoutRoom = "handed-on-without-room";

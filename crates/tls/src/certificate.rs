@@ -191,8 +191,8 @@ impl<'a> Certificate<'a> {
             let id = extension.element(der::OBJECT_IDENTIFIER)?.contents;
             let critical = extension.flag()?;
             let value = extension.element(der::OCTET_STRING)?.contents;
-            // The limit of 64 extensions keeps the search for duplicates cheap. Only about thirty extensions
-            // are defined.
+            // Refuse more than 64 extensions, so that the search for duplicates is cheap. Only about thirty
+            // extensions are defined.
             if !extension.is_empty() || seen.contains(&id) || seen.len() == 64 {
                 return None;
             }
