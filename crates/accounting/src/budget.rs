@@ -272,8 +272,8 @@ impl Budget {
         assert!(n <= held, "gave back {n} of {held} bytes of the budget");
     }
 
-    /// If more than `limit` bytes are held, asks connections to close until an eighth of the budget is free
-    /// or will be.
+    /// If more than `limit` bytes are held, asks connections to close, until the other connections hold at
+    /// most seven eighths of the budget.
     #[cold]
     fn shed(&self, limit: usize) {
         let mut wakers = Vec::new();

@@ -25,7 +25,7 @@ pub(crate) fn bytes_left(path: &Path) -> Option<u64> {
     let (user, own_group) = unsafe { (libc::geteuid(), libc::getegid()) };
     let group = file.metadata().map_or(own_group, |found| group_of_new_files(&found, own_group));
     let left = [(USER, user), (GROUP, group)].into_iter().filter_map(|(command, id)| {
-        // SAFETY: `dqblk` is a plain C struct of integers, for which all zeros is a value.
+        // SAFETY: `dqblk` is a plain C struct of integers, for which all zeros is a valid value.
         let mut found: libc::dqblk = unsafe { std::mem::zeroed() };
         // SAFETY: the descriptor is open for the whole call, which writes only into `found`.
         let code =

@@ -79,8 +79,8 @@ async fn take(
     if let Some((id, urls)) = identity::sender(headers) {
         hub.add_remote(id, &urls);
     }
-    // Refuse unknown senders before the body is read. Remotes are known senders: a member that was just added
-    // may send a snapshot before this member knows that it was added.
+    // Refuse a sender that is neither a member nor a remote before the body is read. Remotes are accepted,
+    // because a member that was just added may send a snapshot before this member knows that it was added.
     let known = headers.get(identity::SERVER_FROM).and_then(|id| identity::parse_id(id.to_str().ok()?));
     if known.is_none_or(|id| hub.inbox.account(id).is_none()) {
         hub.inbox.count_unknown_snapshot_failure();

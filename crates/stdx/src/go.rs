@@ -154,7 +154,7 @@ impl std::error::Error for ValueError {}
 ///
 /// # Errors
 ///
-/// Returns Go's error text.
+/// Returns an error with Go's message if `text` is not valid.
 pub fn parse_duration(text: &str) -> Result<i64, ValueError> {
     let invalid = || ValueError(format!("time: invalid duration {}", quote(text)));
     let (negative, mut rest) = match text.as_bytes().first() {
@@ -218,7 +218,7 @@ pub fn parse_duration(text: &str) -> Result<i64, ValueError> {
 ///
 /// # Errors
 ///
-/// Returns Go's error text.
+/// Returns an error with Go's message if `text` is not valid.
 pub fn parse_bool(text: &str) -> Result<bool, ValueError> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
@@ -231,7 +231,7 @@ pub fn parse_bool(text: &str) -> Result<bool, ValueError> {
 ///
 /// # Errors
 ///
-/// Returns Go's error text.
+/// Returns an error with Go's message if `text` is not valid.
 pub fn parse_int(text: &str) -> Result<i64, ValueError> {
     let (negative, digits) = match text.as_bytes().first() {
         Some(b'-') => (true, &text[1..]),
@@ -248,7 +248,7 @@ pub fn parse_int(text: &str) -> Result<i64, ValueError> {
 ///
 /// # Errors
 ///
-/// Returns Go's error text.
+/// Returns an error with Go's message if `text` is not valid.
 pub fn parse_uint(text: &str) -> Result<u64, ValueError> {
     parse_magnitude(text)
         .map_err(|why| ValueError(format!("strconv.ParseUint: parsing {}: {why}", quote(text))))
@@ -257,7 +257,7 @@ pub fn parse_uint(text: &str) -> Result<u64, ValueError> {
 /// Parses an unsigned number as Go's `strconv.ParseUint` does with base 0 and 32 bits.
 ///
 /// # Errors
-/// Returns Go's error text.
+/// Returns an error with Go's message if `text` is not valid.
 pub fn parse_uint32(text: &str) -> Result<u32, ValueError> {
     let fault = |why| ValueError(format!("strconv.ParseUint: parsing {}: {why}", quote(text)));
     u32::try_from(parse_magnitude(text).map_err(fault)?).map_err(|_| fault(IntegerError::Range))
