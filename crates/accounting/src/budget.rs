@@ -14,8 +14,8 @@ use slab::Slab;
 /// for the connection (measured in a member: 1.8 KB of resident memory once the connection is idle, a little
 /// more before).
 pub const CONNECTION_BYTES: usize = 4 * 1024;
-/// Unit in bytes of the reservations of an account: a multiple of it is reserved from the budget, so that
-/// most charges change only the account and not the shared counter.
+/// Unit in bytes in which an account reserves memory from the budget, so that most changes of the counted
+/// bytes affect only the account and not the shared counter.
 const STEP_BYTES: usize = 32 * 1024;
 /// Maximum number of bytes that an account keeps reserved without using them. Above it, unused bytes are
 /// returned to the budget.
@@ -27,8 +27,9 @@ const SMALL_BYTES: usize = 1024 * 1024;
 ///
 /// Every connection has an [`Account`], which counts the bytes that are buffered for the connection:
 /// unfinished messages, unanswered requests, unsent answers, header blocks, open calls, read and write
-/// buffers. When the sum over all accounts exceeds the limit, connections are asked to close, until an eighth
-/// of the budget is free again: repeatedly the largest connection of the address that then holds most.
+/// buffers. When the total exceeds the limit, the budget asks connections to close, until an eighth of the
+/// budget is free again. Each time it selects the largest connection of the address whose connections hold
+/// most at that time.
 ///
 /// Accounts reserve memory in multiples of 32 KiB, so that the one atomic counter of the whole server is
 /// changed seldom. A separate budget for each shard was rejected: clients of one shard would be refused while
@@ -62,7 +63,8 @@ struct Sums {
     shed: AtomicU64,
     /// Number of connections that were closed immediately after they were accepted.
     refused: AtomicU64,
-    /// Locked when a connection begins or ends, and when the budget is exceeded.
+    /// Locked when a connection begins or ends, when memory is short, and when the counted bytes of a
+    /// connection change that was asked to close.
     holders: Mutex<Holders>,
 }
 

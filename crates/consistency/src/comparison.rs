@@ -32,8 +32,8 @@ pub const STATE_HASHES: &str = "/mainstay/state-hashes";
 /// Version of the algorithm of the state hashes. Hashes of different versions must not be compared. Version 1
 /// included the remaining times of leases.
 const ALGORITHM: u64 = 2;
-/// Number of key versions that are hashed with one snapshot of the store. Before the next ones, it is checked
-/// whether the computation should stop, and a new snapshot is taken, so that an old one is not kept for long.
+/// Number of key versions that are hashed with one snapshot of the store. After them, the computation checks
+/// whether it should stop, and takes a new snapshot, so that no snapshot is kept for long.
 const HASHED_PER_SLICE: usize = 4096;
 
 /// Name of the HTTP header with the id of the cluster, in hexadecimal, to which a request or response
@@ -174,7 +174,9 @@ pub async fn hash_at(shared: &Arc<Shared>, revision: Revision) -> Result<Hashed,
     }
 }
 
-/// Returns the hash of the compaction at this revision; `None` if there was none among the last compactions.
+/// Returns the hash of the compaction at this revision, and waits for it if it is being computed. Returns
+/// `None` if none of the last compactions was at this revision, or if the computation has ended without a
+/// hash.
 async fn hash_of_compaction(shared: &Shared, revision: Revision) -> Option<Hashed> {
     let cached = shared.data.compaction_hashes.at(revision)?;
     let compact_revision = cached.compact_revision;

@@ -1,6 +1,6 @@
 //! Makes etcd's checks that all members have the same data, which compare the hashes of HashKV: once when a
-//! member starts, and regularly on the leader. As in etcd, they compare the keys and values, and they name
-//! the same member as the corrupt one.
+//! member starts, and regularly on the leader. As in etcd, they compare only keys and values, and they name
+//! the member as corrupt that etcd would name.
 
 use std::fmt;
 use std::sync::Arc;
@@ -419,7 +419,7 @@ impl Checker {
     }
 
     /// Compares the hashes of the last compactions with those of the other members, newest first. Stops at
-    /// the first compaction whose hash all members know, or whose hashes differ.
+    /// the first compaction whose hashes differ, or are equal on all members, now or in an earlier check.
     async fn check_compactions(&self) {
         let leader = self.shared.member.identity.member_id;
         let checked_through = self.checked_through.load(Ordering::Relaxed);

@@ -206,9 +206,10 @@ impl LeaderChecks {
 
 /// Returns the new cluster version by etcd's rules; `None` if the cluster version should not change.
 /// `cluster` is the current cluster version, `lowest` the lowest version that any member runs, and `target`
-/// that of a downgrade in progress. The new version is `lowest`; if that is not known and no cluster version
-/// is set, it is the lowest possible version. The cluster version decreases only during a downgrade, and only
-/// by one release.
+/// that of a downgrade in progress. If no cluster version is set, the new one is `lowest`, or the lowest
+/// possible version if `lowest` is not known. If one is set, it rises to `lowest` within the same major
+/// version. During a downgrade it becomes `target` instead, which must be exactly one release below `cluster`
+/// and `lowest`.
 ///
 /// # Errors
 ///

@@ -58,9 +58,9 @@ pub trait Disk: Send + Sync {
     /// processes and other callers in this process cannot lock the file. Fails with `WouldBlock` if the file
     /// is already locked. The lock is held until the [`Lock`] is dropped.
     fn lock(&self, path: &Path) -> io::Result<Lock>;
-    /// Locks a file as [`Disk::lock`] does, but the file must exist and may be on a read-only medium. If it
-    /// is allowed, the file is opened for writing, because NFS and CIFS require that for an exclusive lock.
-    /// It is not changed.
+    /// Locks a file as [`Disk::lock`] does, but the file must exist and may be on a read-only medium. If
+    /// permissions allow it, the file is opened for writing, because NFS and CIFS require that for an
+    /// exclusive lock. The file is not changed.
     fn lock_read(&self, path: &Path) -> io::Result<Lock>;
     /// Takes a shared lock of a file, which must exist. Several callers can hold a shared lock at the same
     /// time. Fails with `WouldBlock` if the file is locked exclusively, with [`Disk::lock`] or

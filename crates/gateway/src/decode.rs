@@ -12,8 +12,8 @@ use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use crate::quote;
 use crate::scan;
 
-/// Maximum nesting depth of messages. Deeper ones are refused. It is a few levels more than the deepest
-/// transaction that is accepted needs (COMPAT-1).
+/// Maximum nesting depth of messages. Deeper ones are refused. The limit is a few levels above the depth of
+/// the deepest transaction that the server accepts (COMPAT-1).
 pub const DEPTH_MAX: usize = 160;
 
 /// Maximum nesting depth of a value that is skipped because its field is unknown. A deeper one is refused.

@@ -1,5 +1,5 @@
 //! Converts between JSON and protobuf messages for etcd's JSON API, with the same results and errors as etcd.
-//! etcd uses grpc-gateway for it, which uses Go's `protojson` and `encoding/json`.
+//! For this, etcd uses grpc-gateway, which in turn uses Go's `protojson` and `encoding/json`.
 //!
 //! [`decode()`] converts JSON to the bytes of a protobuf message, and [`encode()`] converts such bytes to
 //! JSON. Both follow the descriptions in [`api::descriptor`] field by field, without creating a message

@@ -11,7 +11,7 @@ const BUFFER_BYTES: usize = 16 * 1024;
 /// Maximum nesting depth of arrays and objects, as in Go. A deeper value is an error.
 const NESTING_MAX: usize = 10_000;
 
-/// State of the scanner: says which input it expects next, or inside what it is.
+/// State of the scanner: the input that it expects next, or the part of a value that it is scanning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     BeginValue,

@@ -122,7 +122,7 @@ impl EntryIndex {
     }
 
     /// Returns the index of the first entry that can be read, including entries in segments whose records
-    /// were not read yet.
+    /// have not been read yet.
     pub fn first(&self) -> Index {
         match self.unread.values().min() {
             Some(first) => (*first).min(self.first_known()).max(self.floor),

@@ -233,8 +233,8 @@ pub enum ReleaseError {
 /// Error returned when bytes cannot be read from the log.
 #[derive(Debug)]
 pub enum ReadError {
-    /// The segment was released. If the value is still live, it was moved before, and the caller has to look
-    /// up its new location.
+    /// The segment was released. If the value is still live, it was copied to another segment before the
+    /// release, and the caller has to look up its new location.
     Moved,
     /// The entry is no longer kept, or it was replaced during the read, or its index is beyond the last
     /// entry.

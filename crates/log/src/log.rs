@@ -20,15 +20,15 @@ use crate::{
     ReleaseError, Replayed, SegmentState, Space, Synced, Values, recovery,
 };
 
-/// Callback for events. It is called on the thread that writes the log, which writes nothing meanwhile. So it
-/// must return quickly.
+/// Callback for events. It is called on the thread that writes the log. The callback must return quickly,
+/// because that thread writes nothing meanwhile.
 pub type OnEvent = Box<dyn FnMut(LogEvent) + Send>;
 
 /// Time after which a writer that waits for a segment checks again, even if it was not notified.
 const STARVED_WAIT: Duration = Duration::from_secs(1);
 
 /// Maximum number of times that the log's thread waits [`STARVED_WAIT`] for a segment while the log is being
-/// closed. Then it ends without having written the remaining batches.
+/// closed. After that, the thread ends, and the remaining batches are not written.
 const CLOSING_WAITS_MAX: u32 = 10;
 
 /// The log, owned by the caller that appends. Dropping it ends the log's threads. The log's thread first
@@ -62,8 +62,8 @@ struct Waiting {
     /// Bytes of all requests that are not durable yet, both those that are waiting and those that are being
     /// written.
     bytes: usize,
-    /// True if the log's thread must do a turn even without new requests, for example because a segment
-    /// became ready.
+    /// True if the log's thread must call `Worker::turn` even without new requests, for example because a
+    /// segment became ready.
     kicked: bool,
     closing: bool,
     failed: bool,
@@ -90,7 +90,7 @@ struct Worker {
 ///
 /// # Errors
 ///
-/// Returns an error if space cannot be reserved for another reason than a full disk or a limit of the file
+/// Returns an error if space cannot be reserved for a reason other than a full disk or a limit of the file
 /// size: a disk that fails to write or to sync must not be used.
 fn make_real(options: &Options, disk: &dyn Disk, opened: &mut recovery::Opened) -> Result<(), OpenError> {
     if options.only_read || disk.writes_elsewhere(&options.dir).is_some() {
@@ -114,8 +114,9 @@ fn make_real(options: &Options, disk: &dyn Disk, opened: &mut recovery::Opened) 
         let end = u64::from(active.end.load(Ordering::Relaxed));
         let room = active.capacity.load(Ordering::Relaxed).saturating_sub(end);
         if !is_there(&active.path, &*active.file, end, room)? {
-            // The rest of the segment may not be writable. So the capacity is reduced, and the segment counts
-            // as full. The log then uses the next segment, or reports that it has no space.
+            // A write into the rest of the segment could fail for lack of space. Reduce the capacity, so that
+            // the segment counts as full: the log then uses the next segment, or reports that it has no
+            // space.
             active.capacity.store(end, Ordering::Relaxed);
         }
     }
@@ -147,10 +148,10 @@ impl Log {
         recovery::is_in(disk, dir)
     }
 
-    /// Opens or creates a log. `from_index` is the applied index of the checkpoint plus one, or 1. Calls
-    /// `replay` for every record that was written after the entry `from_index - 1`, and perhaps for some
-    /// earlier records, in the order in which they were written. Entries with an index below `from_index` are
-    /// not replayed, unless they replace an entry that was read before.
+    /// Opens or creates a log. `from_index` is the applied index of the checkpoint plus one, or 1 without a
+    /// checkpoint. Calls `replay` for every record that was written after the entry `from_index - 1`, and
+    /// perhaps for some earlier records, in the order in which they were written. Entries with an index below
+    /// `from_index` are not replayed, unless they replace an entry that was read before.
     pub fn open(
         options: Options,
         disk: Arc<dyn Disk>,
@@ -275,8 +276,8 @@ impl Log {
     }
 
     /// Writes and syncs the queued batches on the caller's thread and reports the events there, if the
-    /// batches have at most `bytes_max` bytes. If only one batch is queued, this is faster than to wake the
-    /// log's thread and to be woken by it. If the queue is larger, if the log's thread is busy, or if a
+    /// batches have at most `bytes_max` bytes. If only one batch is queued, this is faster than waking the
+    /// log's thread and being woken by it. If the queue is larger, if the log's thread is busy, or if a
     /// segment is missing, the log's thread is woken to do the work instead. Must not be called on a log
     /// without threads ([`Options::by_hand`]).
     ///
@@ -391,14 +392,14 @@ impl Log {
     }
 
     /// Returns the maximum number of bytes that `values` values, with `bytes` bytes in total, take in the log
-    /// when they are moved to another segment.
+    /// when they are copied to another segment.
     pub fn moved_bytes(values: u64, bytes: u64) -> u64 {
         values * padded(VALUE_HEAD_BYTES + 7) as u64 + bytes
     }
 
     /// Returns the number of bytes of a segment's records. The release of the segment frees them, apart from
-    /// the live values, which are moved. The header and the Start record do not count, because every segment
-    /// has them.
+    /// the live values, which are copied to another segment before. The header and the Start record do not
+    /// count, because every segment has them.
     pub fn record_bytes(segment: &SegmentState) -> u64 {
         segment.used_bytes.saturating_sub(SEGMENT_HEADER_BYTES as u64 + START_BYTES)
     }
@@ -455,9 +456,9 @@ impl Log {
             let starved = worker.turn(batches_max);
             // Prepare again: the turn may have released a segment or taken the prepared one.
             while self.preparation.step() == Step::Done {}
-            // True if the turn did not take the segment that was ready. Then a record larger than a segment
-            // waits for space to enlarge the file of the segment in use. A further turn now would not help,
-            // so the loop ends.
+            // True if the turn did not take the segment that was ready. In that case a record larger than a
+            // segment waits for space to enlarge the file of the segment in use. Another turn would not help
+            // now, so the loop ends.
             let stuck = offered == Some(self.preparation.next_seq());
             if !starved || stuck || !self.preparation.ready() {
                 break;

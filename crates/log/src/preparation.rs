@@ -90,7 +90,7 @@ pub(crate) enum Step {
     Done,
     /// Nothing is left to do.
     Idle,
-    /// There was no space. The step should be repeated later, or when a segment was released.
+    /// There was no space. The step should be repeated later, or when a segment is released.
     Failed,
     /// The step would take space that other parts of the server are taking at the moment. It should be
     /// repeated soon.
@@ -178,9 +178,9 @@ impl Preparation {
     /// zeros written (see [`reserve`]).
     fn reserve(&self, file: &dyn File) -> io::Result<u64> {
         let bytes = u64::from(self.options.segment_bytes);
-        // An error although the file system reports enough space proves that it has a hidden limit. The
-        // reported space is checked before and after, because space that was freed in between would prove
-        // nothing.
+        // If the disk counts as full although the file system reports enough space, the file system has a
+        // limit that it does not report. The reported space is checked before and after the call: if it was
+        // freed only during the call, the error proves nothing.
         let gave = self.gives_segment();
         let made = reserve(&*self.shared.disk, &self.options.dir, file, 0, bytes);
         if made.as_ref().is_err_and(disk::is_full) && gave && self.gives_segment() {
@@ -276,8 +276,8 @@ impl Preparation {
         }
         let wants_file = stock.spares.len() <= usize::from(self.needs_next(&stock));
         if wants_file && !self.winds_down() && self.shared.need() == Some(Need::Passing) && self.is_held() {
-            // The space is being taken at this moment. A shortage must not be reported, because the amount of
-            // free space is known only afterwards.
+            // Other parts of the server are taking the held space at this moment. Report no shortage now,
+            // because only afterwards is it known how much space is free.
             return Step::Held;
         }
         if self.needs_next(&stock) {
@@ -355,8 +355,8 @@ impl Preparation {
         }
     }
 
-    /// Publishes the state of the space after the last step of a round. `failed` is true if that step found
-    /// no space.
+    /// Publishes the [`Space`] that follows from the files that are ready, when no further step is possible.
+    /// `failed` is true if that is because there was no space for a file.
     fn settle(&self, failed: bool) -> Step {
         let mut stock = self.lock();
         stock.failed = failed;

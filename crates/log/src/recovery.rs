@@ -6,8 +6,8 @@
 //! was interrupted, and whose entries were never acknowledged. It is overwritten with zeros and reported as a
 //! repair. The bytes are damage if something proves that the data at p had been synced, for example a valid
 //! record whose batch starts after p. An invalid record in an earlier segment is always damage, because a
-//! segment is complete before the next one is begun. On damage acknowledged data may be lost, and opening is
-//! refused.
+//! segment is complete before the next one is begun. Damage means that acknowledged data may be lost, so
+//! opening is refused.
 //!
 //! # Example: a torn tail, and damage
 //!
@@ -77,7 +77,7 @@ pub(crate) struct Opened {
     pub released: Vec<PathBuf>,
 }
 
-/// The file of a segment of which only the header and the first record were read so far.
+/// The file of a segment of which only the header and the first record have been read so far.
 struct Candidate {
     seq: u32,
     path: PathBuf,
@@ -150,8 +150,8 @@ pub(crate) fn open(
         }
     }
     let unused = split_unused(disk, &mut candidates)?;
-    // If the log continues in a segment after its recorded end, an old release, which does not update the
-    // record, has used the log since. Then the recorded end is ignored.
+    // If the log continues in a segment after its recorded end, an old release has used the log since, which
+    // does not update the record. The recorded end is outdated then, and is ignored.
     let goes_on = |end: &LogEnd| candidates.last().is_some_and(|last| last.seq > end.segment);
     let closed_at = options.closed_at.filter(|end| !goes_on(end));
     for error in damaged {
@@ -159,8 +159,8 @@ pub(crate) fn open(
             return Err(error);
         }
         let OpenError::Damaged { path, offset, .. } = error else { continue };
-        // This segment is after the one in which the log was closed. So it had been prepared and contains no
-        // records: it is removed and will be made again.
+        // This segment comes after the one in which the log was closed. So it had only been prepared, and
+        // contains no records: remove it, because it will be made again.
         disk.remove(&path).map_err(|error| OpenError::io("remove", &path, error))?;
         let found = "the segment was not in use yet; it was recreated";
         repairs.push(Repair { file: path, offset, found });
@@ -287,7 +287,7 @@ fn check_closed(
 const NO_TORN_WRITE: &str =
     "an interrupted write leaves whole sectors of 512 bytes unchanged, but a part of this one was written";
 
-/// State of the log according to the records that were read so far.
+/// State of the log according to the records that have been read so far.
 struct Reading {
     /// End of the log that was recorded at its clean shutdown, if known. The log must not end before it.
     closed_at: Option<LogEnd>,
@@ -346,8 +346,9 @@ impl Reading {
         for (nth, candidate) in candidates.iter().enumerate() {
             let Some(start) = &candidate.start else { continue };
             if nth < first {
-                // This segment is not read now. Note that its entries can be read later, unless the segment
-                // after it was released: then the log has a gap, and entries before the gap cannot be used.
+                // This segment is not read now. Add it to `unread`, so that its entries can be read later.
+                // But if the segment after it was released, the log has a gap, and entries before the gap
+                // cannot be used.
                 if candidates.get(nth + 1).is_some_and(|next| next.seq != candidate.seq + 1) {
                     self.index.unread.clear();
                 } else {
@@ -379,8 +380,8 @@ impl Reading {
         let Some(last) = candidates.last() else { return Ok(Vec::new()) };
         let mut live: BTreeSet<u32> =
             last.start.as_ref().map(|start| start.live.iter().copied().collect()).unwrap_or_default();
-        // The last segment lists the earlier segments that existed when it was begun. Those that were
-        // released since have a record in it. If the list is empty, there is nothing to search for.
+        // The last segment lists the earlier segments that existed when it was begun. Each release since then
+        // has a Released record in the last segment. If the list is empty, there is nothing to search for.
         let scan_to = if live.is_empty() { 0 } else { last.len };
         scan::records(
             &*last.file,
@@ -418,7 +419,7 @@ impl Reading {
     }
 
     /// Returns the position in `candidates` from which on the segments are replayed: the last segment that
-    /// began before the entry `from_index - 1` was written. The final version of that entry, and everything
+    /// began before the entry `from_index - 1` was written. The last record of that entry, and everything
     /// written after it, is in that segment or in later ones.
     fn first_to_read(&self, candidates: &[Candidate]) -> usize {
         candidates
@@ -497,9 +498,9 @@ impl Reading {
             return Err(OpenError::damaged(path, ending.offset, found));
         }
         // Write the last batch again, because recovered data must not be lost later. The previous process may
-        // have died because it could not sync this batch. Then the bytes that were read may exist only in the
-        // page cache, and a sync would not write them, because Linux marks pages as clean after a failed
-        // sync.
+        // have died because it could not sync this batch. In that case the bytes that were read may exist
+        // only in the page cache, and a sync would not write them, because Linux marks pages as clean after a
+        // failed sync.
         scan::rewrite(file, before.batch.max(SEGMENT_HEADER_BYTES as u64), ending.offset)
             .map_err(|error| OpenError::io("write again", path, error))?;
         if ending.invalid.is_some() || remains.end.is_some() {
@@ -532,8 +533,8 @@ impl Reading {
                 let replaces = index < self.index.next;
                 self.index.push(candidate.seq, index, term, offset as u32);
                 self.last_term = term;
-                // The caller may have received the entry that this one replaces. Then it must also receive
-                // this one, even if the index is below `from_index`.
+                // If this entry replaces one that the caller may have received, pass it on even if its index
+                // is below `from_index`.
                 if index >= self.from_index || replaces {
                     let entry_type = header.entry_type;
                     let entry = Entry { term, index, entry_type, data: payload };

@@ -164,8 +164,8 @@ pub(crate) fn is_no_torn_write(
     let sector = from / SECTOR_BYTES;
     let reached = |at: u64| remains.first.is_some_and(|first| first / SECTOR_BYTES == at);
     let sector_end = (sector + 1) * SECTOR_BYTES;
-    // The first bytes of the record's header reach into the next sector, so they may themselves be torn, and
-    // nothing can be concluded.
+    // Nothing can be concluded if the first bytes of the record's header reach into the next sector, because
+    // they may themselves be torn, or if the file has no space for a header.
     if from + END_BYTES as u64 > sector_end || from + RECORD_HEADER_BYTES as u64 > len {
         return Ok(false);
     }

@@ -43,7 +43,7 @@ pub struct Reset {
     pub term: Term,
 }
 
-/// A live value that is moved out of a segment that will be released.
+/// A live value that is copied from a segment that will be released into the segment in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Value {
     /// Id of the revision that wrote the value.
@@ -80,7 +80,7 @@ pub struct Batch {
     /// Entries with contiguous indexes. If the first index is already in the log, the entry with that index
     /// and all later ones are replaced.
     pub entries: Vec<Entry>,
-    /// Live values moved from segments that will be released.
+    /// Live values copied from segments that will be released.
     pub values: Vec<Value>,
     /// The new hard state.
     pub hard_state: Option<HardState>,
@@ -286,7 +286,8 @@ pub enum Replayed {
     HardState(HardState),
     /// The log restarted after a snapshot, so all entries replayed before are void.
     Reset(Reset),
-    /// A value was moved to this location. The number is the length of the value in bytes.
+    /// A value was copied to this location from a segment that was to be released. The number is the length
+    /// of the value in bytes.
     Value(ValueId, Location, u32),
 }
 

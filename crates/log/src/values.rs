@@ -121,8 +121,8 @@ impl Values {
             Err(error) => ReadError::Io { path: segment.path.clone(), error },
         };
         into.truncate(before);
-        // If the segment was released during the read, its file may already be reused for other data. Then
-        // the error means that the value was moved, and not that it is damaged.
+        // If the segment was released during the read, its file may already be reused for other data. In that
+        // case the value is not damaged: it was copied to another segment.
         if self.shared.segment(location.segment).is_none() { Err(ReadError::Moved) } else { Err(failed) }
     }
 
@@ -443,7 +443,7 @@ impl Entries {
             self.index_segment(&segment, &mut older)?;
         }
         let mut known = self.shared.index();
-        // Another thread may meanwhile have read or dropped these segments. Then the result is discarded.
+        // If another thread has read or dropped these segments meanwhile, discard the result.
         if known.unread.contains_key(&first) {
             known.prepend(older);
             known.unread.retain(|seq, _| *seq < first);

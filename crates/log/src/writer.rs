@@ -103,7 +103,7 @@ struct Write {
 }
 
 enum Piece {
-    /// The next bytes of [`Write::copied`], this many.
+    /// The next bytes of [`Write::copied`]. Contains their number.
     Copied(usize),
     Payload(Bytes),
 }
@@ -164,7 +164,7 @@ impl Writer {
     ) -> Result<Progress, Fatal> {
         let mut progress = self.place_all(queue, releases, synced)?;
         self.flush(synced)?;
-        // Requests are left. They are reported as starved, although a release that was just recorded may have
+        // If requests or releases are left, report `Starved`, even if a release that was just recorded has
         // freed the missing space: the next segment must be prepared first.
         if !queue.is_empty() || !releases.is_empty() {
             progress = Progress::Starved;
@@ -195,8 +195,8 @@ impl Writer {
             releases.pop_front();
         }
         // Of all hard states in the queue only the newest is written, after all other records. If there is no
-        // space for it, no batch from the first one with a hard state on is complete. `ticket_held` is the
-        // ticket before that batch, which is then reported as durable.
+        // space for it, only the batches before the first one with a hard state are complete. `ticket_held`
+        // is the ticket of the last of these, and is reported as durable in that case.
         let mut hard_state = None;
         let mut ticket_done = synced.ticket;
         let mut ticket_held = None;

@@ -30,7 +30,7 @@ impl Allowance {
     }
 
     /// Counts a message with this many bytes against the limits. Returns false if it exceeds them. All
-    /// callers hold the inbox's lock, so that the limits are exact although check and update are separate.
+    /// callers hold the lock of the inbox, so the limits are exact although check and update are separate.
     fn take(&self, bytes: usize) -> bool {
         // If no other message is queued, a message larger than the limit is accepted, because it could never
         // be sent otherwise.

@@ -15,7 +15,7 @@ pub(crate) fn stamp(local: &LocalMember, mut response: Response<AnswerBody>) -> 
     response
 }
 
-/// Creates the answer to a request with another method than `allowed`.
+/// Creates the answer to a request whose HTTP method is not `allowed`.
 pub(crate) fn wrong_method(allowed: &'static str) -> Response<AnswerBody> {
     let mut refusal = refuse(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed");
     refusal.headers_mut().insert(ALLOW, HeaderValue::from_static(allowed));

@@ -30,8 +30,8 @@ impl Client {
         Client { dialer, idle: RefCell::default() }
     }
 
-    /// Sends a request, whose URI is a path, and returns the complete answer. A status that reports an error
-    /// is no error here.
+    /// Sends a request, whose URI is a path, and returns the complete answer. An answer with any HTTP status
+    /// is returned as `Ok`.
     pub(crate) async fn exchange(
         &self,
         endpoint: &Endpoint,

@@ -246,8 +246,8 @@ async fn accept(
     }
 }
 
-/// Counts some additional bytes as read for each received TLS record. Many small records are expensive to
-/// process, so that a connection with small records must let others proceed earlier.
+/// Counts some additional bytes as read for each received TLS record. Small records are expensive to process
+/// for their size, so a connection that receives many of them lets others proceed earlier.
 fn count_records(stream: &mut FairStream, received: Received<'_>) {
     stream.count_as_read(RECORD_COST * received.records);
 }

@@ -161,8 +161,8 @@ impl Hub {
         }
     }
 
-    /// Sets the other members. Closes the members that are no longer in the list, and starts to dial new
-    /// ones.
+    /// Sets the other members. Closes the connections to members that are no longer in the list, and starts
+    /// to dial the new ones.
     pub(crate) fn set_members(&self, members: Vec<(u64, Vec<String>)>) {
         let mut peers = self.peers.borrow_mut();
         self.remotes.borrow_mut().retain(|id| !members.iter().any(|member| member.0 == *id));

@@ -29,8 +29,8 @@ struct State {
     arrivals: Arrivals,
     accounts: BTreeMap<u64, Arc<Account>>,
     unknown_snapshot_failures: u64,
-    /// Waker of the peer thread while that waits. The first message or command takes it, so that only one of
-    /// many wakes the thread.
+    /// Waker of the peer thread while it waits. The first message or command removes the waker, so that
+    /// further ones do not wake the thread again.
     waker: Option<Waker>,
     stopped: bool,
 }
@@ -43,7 +43,8 @@ pub(crate) struct Arrivals {
     pub(crate) commands: Vec<Command>,
     /// Ids of the peers whose messages were dropped, each listed once.
     pub(crate) unreachable: Vec<u64>,
-    /// Ids of the peers to which a snapshot was refused before it began.
+    /// Ids of the peers to which a requested snapshot will not be sent, because it was refused before its
+    /// transfer began.
     pub(crate) snapshots_refused: Vec<u64>,
 }
 
@@ -79,7 +80,9 @@ impl Inbox {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Queues messages as far as the limits of their peers allow, and drops the others.
+    /// Queues messages for their peers. Drops a message if the limits of its peer are reached, if no peer has
+    /// its recipient's id, or if it is a MsgSnap. The first case is reported as unreachable, the last as a
+    /// snapshot that failed.
     pub(crate) fn send(&self, messages: Vec<Message>) {
         let mut state = self.lock();
         if state.stopped {

@@ -88,8 +88,9 @@ pub(crate) const PIPELINED_MAX: usize = 64;
 pub(crate) const PIPELINE_CONNECTIONS: usize = 4;
 /// Size limit in bytes of a received frame, as in etcd. A larger frame ends its stream.
 pub(crate) const FRAME_BYTES_MAX: u64 = 512 << 20;
-/// Size limit in bytes of the message at the front of a snapshot. The limit is that of etcd, which needs it
-/// because the message contains an image of etcd's v2 store.
+/// Size limit in bytes of the message at the front of a snapshot; a larger one is refused (etcd allows 1
+/// TiB). In a snapshot from a member that runs etcd, the message contains an image of etcd's v2 store, so it
+/// may be large.
 pub(crate) const ENVELOPE_BYTES_MAX: u64 = 64 << 20;
 /// Memory limit in bytes for all request bodies that are being read from senders that claim to be members.
 pub(crate) const MEMBERS_BODIES_BYTES_MAX: usize = 1 << 30;
@@ -104,7 +105,7 @@ pub(crate) const REQUEST_BYTES_MAX: usize = 1 << 20;
 /// Size limit in bytes of the body of an answer to a request of this member.
 pub(crate) const ANSWER_BYTES_MAX: usize = 16 << 20;
 /// Maximum number of accepted connections. For a further one, another connection is closed, preferably one
-/// that belongs to no member.
+/// that belongs to no member; if none can be closed, the new one is refused.
 pub(crate) const CONNECTIONS_MAX: usize = 1024;
 /// Maximum number of concurrent requests of [`crate::Peers::request`]. Further requests fail.
 pub(crate) const REQUESTS_MAX: usize = 1024;

@@ -39,7 +39,7 @@ impl Kind {
     }
 }
 
-/// State of a stream that the peer dialed, and on which this member writes. The stream's writer uses it, too.
+/// State of a stream that the peer dialed, and on which this member writes.
 #[derive(Debug, Default)]
 struct Slot {
     /// Incremented with every new stream, so that the writer of an older stream notices that its stream was
@@ -91,7 +91,7 @@ pub(crate) struct Peer {
     /// since.
     pipeline_worked: Cell<Option<Instant>>,
     /// Notified when a dial to the peer is likely to succeed. A task that waits before its next dial then
-    /// dials immediately.
+    /// waits no longer than the minimum interval between two dials.
     pub(crate) presence: Notify,
     /// Addresses at which the peer accepted the streams that this member dialed, one per stream kind; `None`
     /// for a stream that is not up.
@@ -195,7 +195,8 @@ impl Peer {
         self.closed.get()
     }
 
-    /// Queues a message for a stream that is up or, if none is up, for the pipeline.
+    /// Queues a message for a stream that is up or, if no stream for this kind of message is up, for the
+    /// pipeline.
     pub(crate) fn enqueue(&self, message: Message) -> QueueOutcome {
         let app_up = self.app.borrow().attached;
         let message_up = self.message.borrow().attached;

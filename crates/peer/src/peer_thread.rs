@@ -30,8 +30,8 @@ const BATCHES_PER_TURN: usize = 8;
 ///
 /// # Errors
 ///
-/// Returns an error if the thread cannot be started, if a listener cannot be set up, or if an option is not a
-/// valid value of an HTTP header.
+/// Returns an error if the thread or its runtime cannot be started, if a listener cannot be set up, or if a
+/// version or a peer URL in the options is not valid.
 pub(crate) fn start(
     options: Options,
     handler: Arc<dyn Handler>,

@@ -33,8 +33,8 @@ impl Peers {
     ///
     /// # Errors
     ///
-    /// Returns an error if the thread cannot be started, if a listener cannot be set up, or if an option
-    /// (versions, peer URLs) is not a valid value of an HTTP header.
+    /// Returns an error if the thread or its runtime cannot be started, if a listener cannot be set up, or if
+    /// a version or a peer URL in the options is not valid.
     pub fn start(options: Options, handler: Arc<dyn Handler>, log: Log) -> io::Result<Peers> {
         let inbox = Arc::new(Inbox::new());
         let snapshots = SnapshotSender::new(Arc::clone(&inbox), Arc::clone(&handler), Arc::clone(&log));
@@ -43,11 +43,12 @@ impl Peers {
         Ok(Peers { inbox, requests, snapshots, thread: Some(thread) })
     }
 
-    /// Sends each message to the peer in its `to` field. MsgApp messages stay in order, and so do all other
-    /// messages. Never blocks: at most 4096 messages or 64 MiB of MsgApp are queued for one peer, and 4096
-    /// messages or 16 MiB of all others; further messages are dropped, and [`Handler::unreachable`] reports
-    /// the loss. Messages to ids that are neither members nor known senders are dropped. A MsgSnap must be
-    /// sent with [`Peers::send_snapshot`]; a MsgSnap in `messages` is reported as not delivered.
+    /// Sends each message to the peer in its `to` field. While one stream stays up, MsgApp messages stay in
+    /// order, and so do all other messages. Never blocks: at most 4096 messages or 64 MiB of MsgApp are
+    /// queued for one peer, and 4096 messages or 16 MiB of all others; further messages are dropped, and
+    /// [`Handler::unreachable`] reports the loss. Messages to ids that are neither members nor known senders
+    /// are dropped. A MsgSnap must be sent with [`Peers::send_snapshot`]; a MsgSnap in `messages` is reported
+    /// as not delivered.
     pub fn send(&self, messages: Vec<Message>) {
         self.inbox.send(messages);
     }
@@ -66,9 +67,9 @@ impl Peers {
     }
 
     /// Sends a snapshot: `message` (a MsgSnap with metadata, `to` and `from`), followed by the data that
-    /// `source` provides for this receiver. [`Handler::snapshot_sent`] reports the outcome. If the snapshot
-    /// fails, [`Handler::unreachable`] is called, too. At most 16 snapshots are sent concurrently, and at
-    /// most one to each peer; a further snapshot fails immediately.
+    /// `source` provides for this receiver. [`Handler::snapshot_sent`] reports the outcome. At most 16
+    /// snapshots are sent concurrently, and at most one to each peer; a further snapshot fails immediately.
+    /// If a snapshot fails later, [`Handler::unreachable`] is called, too.
     pub fn send_snapshot(&self, message: Message, source: Box<dyn SnapshotSource>) {
         self.snapshots.send(message, source);
     }

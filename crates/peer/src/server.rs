@@ -37,8 +37,8 @@ struct RejectionLimit {
 }
 
 impl RejectionLimit {
-    /// Counts a rejection. Returns `None` if it must not be logged; otherwise the number of rejections that
-    /// were not logged since the last logged one.
+    /// Counts a rejection. Returns `None` if this rejection must not be logged; otherwise the number of
+    /// rejections that were not logged since the last logged one.
     fn note(&mut self, now: Instant) -> Option<u64> {
         if self.second.is_none_or(|second| now.duration_since(second) >= Duration::from_secs(1)) {
             self.second = Some(now);

@@ -165,8 +165,8 @@ pub(crate) struct SnapshotAdmission {
 pub(crate) struct Progress {
     /// Bytes received since the deadline was last extended.
     bytes: Cell<usize>,
-    /// True while a read waits for more bytes. Only then the snapshot can be slow: from the deadline `until`
-    /// on.
+    /// True while a read waits for more bytes. Only then can the snapshot count as slow, from the deadline
+    /// `until` on.
     waits: Cell<bool>,
     until: Cell<Instant>,
     chance: Duration,

@@ -297,8 +297,8 @@ async fn hand_over(
 /// Reads the rest of a body and discards it, for at most this time.
 async fn drain(mut body: Incoming, at_most: Duration) {
     let all = async { while let Some(Ok(_)) = body.frame().await {} };
-    // The result is ignored: in both cases the body is dropped now, and if the sender is still sending, the
-    // connection is closed.
+    // The result is ignored: the body is dropped now, whether it has ended or the time is over. If the sender
+    // is still sending, the connection is closed.
     let _ = tokio::time::timeout(at_most, all).await;
 }
 

@@ -196,7 +196,7 @@ pub fn parse_duration(text: &str) -> Result<i64, ValueError> {
         }
         let whole: i128 = if whole.is_empty() { 0 } else { whole.parse().map_err(|_| invalid())? };
         nanos += whole * i128::from(*unit_nanos);
-        // Further digits than eighteen are ignored: even as a fraction of an hour they are far below a
+        // Digits after the eighteenth are ignored: even as a fraction of an hour they are far below a
         // nanosecond.
         let mut scale = i128::from(*unit_nanos) * 1_000_000_000_000_000_000;
         let mut part: i128 = 0;

@@ -11,10 +11,10 @@ const CONNECTIONS: Range<u16> = 32_768..61_000;
 const LOWEST: u16 = 10_000;
 
 /// Returns a port of `ip` on which no socket listens, for a server whose port must be known in advance. Each
-/// call in this process returns another port, until all candidates were used once.
+/// call in this process returns a different port, until all candidates have been used once.
 ///
-/// If possible, the port is outside of the range that the kernel uses for outgoing connections. Then an
-/// outgoing connection cannot occupy the port before the server listens, or while it restarts. Ports that the
+/// If possible, the port is outside of the range that the kernel uses for outgoing connections, so that no
+/// outgoing connection can occupy the port before the server listens, or while it restarts. Ports that the
 /// kernel chooses (port 0) are not used, because they are nearly always in that range.
 ///
 /// # Errors

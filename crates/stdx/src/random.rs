@@ -2,7 +2,7 @@
 /// pseudorandom number generators", 2014), with the constants of Vigna's `splitmix64.c`. The numbers are
 /// predictable, so secrets must not be derived from them.
 ///
-/// The numbers that follow from a seed must never change in a later version, because seeds of simulated runs
+/// The numbers that follow from a seed must never change in a later release, because seeds of simulated runs
 /// and of tests that found a bug are kept for years.
 #[derive(Clone, Debug)]
 pub struct Random(u64);

@@ -18,8 +18,8 @@ const MAX_ANSWERS: usize = 64;
 /// Result of [`crate::ServerTls::check_address`], or the name look-ups that are needed for the result.
 ///
 /// A certificate matches if it contains neither names nor addresses, or if it contains the client's address.
-/// It also matches if it contains one of the names of the client's address (`*.` stands for any prefix), or a
-/// name one of whose addresses is the client's.
+/// It also matches if it contains one of the names to which the client's address resolves (`*.` stands for
+/// any prefix), or a name that resolves to the client's address.
 #[derive(Debug)]
 pub enum AddressCheck {
     /// The certificate matches the address.
@@ -70,9 +70,9 @@ impl AddressCheck {
 /// One name look-up that a check needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Question {
-    /// The names of this address.
+    /// Asks for the names of this address.
     Names(IpAddr),
-    /// The addresses of this name.
+    /// Asks for the addresses of this name.
     Addresses(String),
 }
 

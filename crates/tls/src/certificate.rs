@@ -81,9 +81,9 @@ pub(crate) struct Certificate<'a> {
     pub(crate) subject: &'a [u8],
     /// SubjectPublicKeyInfo, including its tag.
     pub(crate) public_key: &'a [u8],
-    /// First second of validity, since 1970.
+    /// First second of validity, in seconds since 1970.
     pub(crate) not_before: u64,
-    /// Last second of validity, since 1970.
+    /// Last second of validity, in seconds since 1970.
     pub(crate) not_after: u64,
     /// Common name of the subject. If there are several, the last one, as in Go.
     pub(crate) common_name: Option<String>,
@@ -297,7 +297,7 @@ fn text(value: Element<'_>) -> Option<String> {
         PRINTABLE => ascii(|byte| byte.is_ascii_alphanumeric() || b" '()+,-./:=?*&".contains(byte)),
         NUMERIC => ascii(|byte| byte.is_ascii_digit() || *byte == b' '),
         IA5 => ascii(u8::is_ascii),
-        // Every byte is a character of Latin-1.
+        // As in Go, every byte is a character of Latin-1.
         T61 => ascii(|_| true),
         BMP => {
             let bytes = bytes.strip_suffix(&[0, 0]).unwrap_or(bytes);

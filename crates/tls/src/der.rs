@@ -11,7 +11,8 @@ pub(crate) const GENERALIZED_TIME: u8 = 0x18;
 pub(crate) const SEQUENCE: u8 = 0x30;
 pub(crate) const SET: u8 = 0x31;
 
-/// Returns the tag of a context-specific element, which is constructed or primitive.
+/// Returns the tag of a context-specific element. `constructed` is true if the element contains other
+/// elements, and false if it contains a value.
 pub(crate) const fn context(number: u8, constructed: bool) -> u8 {
     0x80 | number | if constructed { 0x20 } else { 0 }
 }
@@ -83,7 +84,7 @@ impl<'a> Reader<'a> {
         self.element(tag).map(|element| Reader::new(element.contents))
     }
 
-    /// Reads a BOOLEAN, which may be omitted and is false then.
+    /// Reads a BOOLEAN. If it is omitted, it is false.
     pub(crate) fn flag(&mut self) -> Option<bool> {
         match self.optional(BOOLEAN) {
             None => (self.rest.first() != Some(&BOOLEAN)).then_some(false),

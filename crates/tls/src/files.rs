@@ -17,7 +17,7 @@ const MAX_PEM_BYTES: u64 = 4 * 1024 * 1024;
 /// Size limit in bytes for the file with revocation lists, which is sufficient for about a million entries.
 const MAX_REVOCATIONS_BYTES: u64 = 64 * 1024 * 1024;
 
-/// Tells which of the files in the settings a file is.
+/// Tells for which of the settings a file is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     Certificate,

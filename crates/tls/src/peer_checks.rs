@@ -93,8 +93,8 @@ pub(crate) struct Checked {
 
 impl PeerChecks {
     /// Checks `leaf`, the peer's certificate, and `intermediates`, the other certificates that the peer has
-    /// sent. As in etcd, none of the certificates may be on the revocation list, even if it is not needed for
-    /// the chain.
+    /// sent. As in etcd, none of these certificates may be on the revocation list, not even one that is not
+    /// needed for the chain.
     pub(crate) fn check(
         &self,
         leaf: &CertificateDer<'_>,
@@ -208,7 +208,7 @@ impl ClientCertVerifier for Clients {
 /// Verifies servers in handshakes.
 pub(crate) struct Servers {
     checks: PeerChecks,
-    /// If set, only this certificate is accepted. Then its authority and its names are not checked.
+    /// If set, only this certificate is accepted, and its authority and its names are not checked.
     only: Option<CertificateDer<'static>>,
     algorithms: WebPkiSupportedAlgorithms,
 }

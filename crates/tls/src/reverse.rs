@@ -260,7 +260,7 @@ fn record(bytes: &[u8], at: &mut usize) -> Option<Option<String>> {
     Some(Some(found).filter(|name| is_name(name)))
 }
 
-/// Reads the domain name at `at`. Returns it with the offset after it.
+/// Reads the domain name at `at`. Returns the name, and the offset after it.
 fn name(bytes: &[u8], mut at: usize) -> Option<(String, usize)> {
     let (mut name, mut behind) = (String::new(), None);
     // A name may continue at an earlier offset (compression pointer). Each pointer must point to an offset

@@ -82,8 +82,8 @@ pub struct Settings {
     pub server_name: Option<String>,
     /// If true, servers' certificates are not verified: any certificate is accepted.
     pub insecure_skip_verify: bool,
-    /// True if this member also connects to other members with these settings. Then a warning is given if its
-    /// certificate cannot be used for that; nothing else changes.
+    /// True if this member also connects to other members with these settings. The only effect is a warning
+    /// if its certificate cannot be used for that.
     pub dials: bool,
     /// Application protocols that a listener accepts in ALPN negotiation, in order of preference, such as
     /// `h2` and `http/1.1`. If empty, no protocol is negotiated.
@@ -108,7 +108,8 @@ impl Settings {
     /// Checks the settings without reading files.
     ///
     /// # Errors
-    /// Returns an error with etcd's message if settings contradict each other.
+    /// Returns an error with etcd's message if settings contradict each other or a cipher suite is unknown,
+    /// or an error of Mainstay if a cipher suite is not supported.
     pub fn check(&self) -> Result<(), LoadError> {
         check_versions(self.min_version, self.max_version, &self.cipher_suites)?;
         suites(&self.cipher_suites, &self.alpn)?;
@@ -169,7 +170,7 @@ pub(crate) fn quoted(texts: &[impl AsRef<str>]) -> String {
 /// its flags.
 ///
 /// # Errors
-/// Returns an error with etcd's message if they do.
+/// Returns an error with etcd's message if they contradict each other.
 pub fn check_versions(
     min: Option<Version>,
     max: Option<Version>,

@@ -23,7 +23,7 @@ use crate::trust::{Fingerprint, check_time};
 /// TLS for one kind of listener (for clients or for other members), and for the connections that a member
 /// opens with the same settings. Clones share the state.
 ///
-/// What was loaded from the files is called the material. Its [`Reloader`] replaces the material when the
+/// Everything that was loaded from the files is called the material. The [`Reloader`] replaces it when the
 /// files change. Reading the current material takes no lock.
 #[derive(Clone)]
 pub struct Tls {

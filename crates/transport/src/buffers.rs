@@ -62,7 +62,7 @@ impl Buffers for ThreadBuffers {
     }
 
     fn give(&self, buffer: Box<[u8]>) {
-        // An error means that the thread is ending and its list was already dropped. Then this buffer is
+        // An error means that the thread is ending and its list has already been dropped; this buffer is
         // dropped, too.
         let _ = FREE.try_with(|free| {
             let mut free = free.borrow_mut();

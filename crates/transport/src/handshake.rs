@@ -201,7 +201,7 @@ impl<S: ByteStream> Handshake<S> {
 }
 
 /// Maximum number of bytes that a handshake reads with one call. Application data may follow the handshake in
-/// the same read. The limit keeps it below 16 KiB, which rustls can hold.
+/// the same read. The limit keeps such data below 16 KiB, for which rustls has a buffer.
 const READ_BYTES: usize = 16 * 1024;
 
 /// Performs the handshake with a server, and returns the TLS stream.

@@ -58,7 +58,8 @@ impl WriteAllowance {
     /// Checks that `bytes` more bytes may be encrypted, in one call of rustls.
     ///
     /// # Errors
-    /// Returns an error if the keys must not encrypt that many bytes. Then the connection must end.
+    /// Returns an error if the keys must not encrypt that many bytes. The caller must then end the
+    /// connection.
     pub fn check(&self, bytes: usize) -> io::Result<()> {
         if records_of(bytes) > self.0 {
             return Err(io::Error::other("tls: the keys have encrypted as many records as they may"));

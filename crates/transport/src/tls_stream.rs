@@ -26,9 +26,10 @@ const SMALL_RECORD_BYTES: usize = 4 * 1024;
 /// Tells how the end of a stream is treated if the other end has not sent `close_notify`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// It is a normal end. For protocols that notice a truncated message by its length, as HTTP does.
+    /// A missing `close_notify` is accepted as a normal end. For protocols that notice a truncated message by
+    /// its length, as HTTP does.
     Any,
-    /// It is an error (`UnexpectedEof`).
+    /// A missing `close_notify` is an error (`UnexpectedEof`).
     Announced,
 }
 

@@ -123,11 +123,12 @@ impl Node {
         };
         for (number, Undo { durable, whole }) in &undo {
             match random.number() % if *whole { 5 } else { 4 } {
-                // The sector keeps the new contents. Otherwise it gets the old contents back or zeros, which
-                // a file system may return in place of lost data.
+                // The sector keeps the new contents. The other cases give it the old contents, or zeros,
+                // which a file system may return in place of lost data.
                 0 | 1 => {}
                 2 | 3 => restore(&mut self.data, *number, durable),
-                // The sector was overwritten with its old contents, so it does not become zeros.
+                // The sector was overwritten with the contents that it already had, so it does not become
+                // zeros.
                 _ if self.sector(*number) == *durable => {}
                 _ => restore(&mut self.data, *number, &[0; SECTOR_BYTES]),
             }

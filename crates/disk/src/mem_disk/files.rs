@@ -231,7 +231,8 @@ impl File for MemFile {
             Err(_) => {
                 let room = state.room_to_write(self.id, offset, end).is_ok();
                 let part = state.random.number() % (buf.len() as u64 + 1);
-                // Unless it is complete, the failed write ends at the end of a sector and not within it.
+                // If the failed write has written only a part of the data, that part ends at the end of a
+                // sector.
                 let sectors_end = (offset + part) / SECTOR_BYTES as u64 * SECTOR_BYTES as u64;
                 let whole = part == buf.len() as u64;
                 let part = if whole { part } else { sectors_end.saturating_sub(offset) };
@@ -280,8 +281,8 @@ impl File for MemFile {
     fn set_len(&self, len: u64) -> io::Result<()> {
         let mut state = self.state()?;
         state.step(Operation::Allocate)?;
-        // Refuse such a length, as a disk would, instead of allocating the memory. It is a mistake of the
-        // test or comes from a damaged file.
+        // Refuse a length of 4 GiB or more, as a disk would, instead of allocating the memory. Such a length
+        // is a mistake of the test, or comes from a damaged file.
         if len > u64::from(u32::MAX) {
             return Err(errno(libc::EFBIG));
         }

@@ -7,7 +7,7 @@ use std::path::{Path, PathBuf};
 use super::contents::{Node, Sector};
 use super::{MemDisk, SECTOR_BYTES, State};
 
-/// What the disk really does with a write that it reports as done, and later as synced.
+/// Way in which the disk fails to do a write that it reports as done, and later as synced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lie {
     /// The disk does not write the data.

@@ -14,11 +14,11 @@ use super::{
 use crate::OpenError;
 use crate::format::{u32_at, u64_at};
 
-/// Number of bytes to which one read of the file fills the buffer; more if a block is longer.
+/// Number of bytes to which a read of the file fills the buffer, unless a longer block needs more.
 const READ_BYTES: usize = 512 << 10;
 
 /// A run that is being read. The blocks are known to be complete only after [`RunReader::next_block`] has
-/// returned `None`.
+/// returned `None`, because only then has the footer been verified.
 pub struct RunReader {
     path: PathBuf,
     file: Arc<dyn File>,
@@ -137,7 +137,8 @@ impl RunReader {
         Ok(())
     }
 
-    /// Reads from the file until `chunk` contains at least the `needed` bytes from `offset` on.
+    /// Ensures that `chunk` contains at least the next `needed` bytes of the file, counted from `offset`.
+    /// Fails if the file ends before them.
     fn fill(&mut self, needed: usize) -> Result<(), OpenError> {
         let have = self.chunk.len();
         if have >= needed {

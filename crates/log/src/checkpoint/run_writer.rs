@@ -13,7 +13,7 @@ use super::{
 use crate::OpenError;
 
 /// A run that is being written, one block per call. If it is dropped before [`RunWriter::finish`], its file
-/// is removed, or becomes the reserve file again.
+/// is removed or, if the run was written into the reserve file, becomes the reserve file again.
 pub struct RunWriter {
     pub(super) disk: Arc<dyn Disk>,
     pub(super) dir: PathBuf,
@@ -99,7 +99,7 @@ impl RunWriter {
     }
 
     /// Makes the bytes written so far durable. The caller should call this from time to time, so that each
-    /// sync is small. Syncs of the log on the same disk would have to wait for a large one.
+    /// sync is small: a sync of the log on the same disk would have to wait for a large one.
     pub fn sync(&mut self) -> Result<(), OpenError> {
         match &self.file {
             Some(file) => file.sync_data().map_err(|error| OpenError::io("sync", &self.path_tmp, error)),
@@ -164,8 +164,9 @@ impl RunWriter {
 impl Drop for RunWriter {
     fn drop(&mut self) {
         if self.file.take().is_some() {
-            // An error is ignored, because the next [`CheckpointStore::prune`](super::CheckpointStore::prune)
-            // deals with a file that stays.
+            // An error is ignored: if the file stays, the next
+            // [`CheckpointStore::prune`](super::CheckpointStore::prune) removes it or makes it the reserve
+            // file again.
             let _ = match &self.reserve {
                 Some(reserve) => self.disk.rename(&self.path_tmp, reserve),
                 None => self.disk.remove(&self.path_tmp),

@@ -48,8 +48,8 @@ impl From<CommitError> for OpenError {
 pub struct CheckpointStore {
     disk: Arc<dyn Disk>,
     dir: PathBuf,
-    /// True once a reserve file still had holes after zeros were written into it. Then no more zeros are
-    /// written into holes, because that does not reserve space.
+    /// True once a reserve file still had holes after zeros had been written into it. From then on holes are
+    /// not filled with zeros, because that reserves no space on this file system.
     zeros_stay_holes: Arc<AtomicBool>,
 }
 
@@ -105,13 +105,14 @@ impl CheckpointStore {
     }
 
     /// Reserves `run_bytes` for the next run and `manifest_bytes` for the next manifest, or as many as the
-    /// file system can give. Without the reserve the log could use up all free space. Then the next
-    /// checkpoint could not be written, which alone allows the log to release segments. Returns the number of
-    /// bytes reserved for the run.
+    /// file system can give. The reserve prevents a deadlock: the log could use up all free space, and would
+    /// then need a new checkpoint to release segments, but no checkpoint could be written. Returns the number
+    /// of bytes reserved for the run.
     ///
     /// # Errors
     ///
-    /// Returns the error of the operating system, unless it says that the file system is full.
+    /// Returns the error of the operating system. A reservation that fails because the file system is full,
+    /// or because the file would be too large, is no error.
     pub fn keep_reserve(&self, run_bytes: u64, manifest_bytes: u64) -> std::io::Result<u64> {
         self.keep(MANIFEST_RESERVE, manifest_bytes)?;
         self.keep(RESERVE, run_bytes)
@@ -126,8 +127,8 @@ impl CheckpointStore {
             file.set_len(bytes)?;
             return Ok(bytes);
         }
-        // The reserve file may have holes if an earlier release has made it, or if the directory was copied.
-        // Holes reserve no space, so they are filled.
+        // The reserve file may have holes if an earlier release made it, or if the directory was copied.
+        // Holes reserve no space, so they are filled with zeros.
         let has_holes = file.hole_bytes()? > 0 && !self.zeros_stay_holes.load(Ordering::Relaxed);
         let begin = if has_holes { 0 } else { len };
         let mut more = bytes.saturating_sub(len).next_multiple_of(RESERVE_BYTES_MIN);
@@ -148,8 +149,8 @@ impl CheckpointStore {
         if len == 0 {
             self.disk.remove(&path)?;
         } else if has_holes && file.hole_bytes()? > 0 {
-            // The zeros were stored as holes, for example by a file server that compresses. Note this, so
-            // that they are not written again in vain each time.
+            // The zeros were stored as holes, for example by a file server that compresses. Remember this, so
+            // that later calls do not write them again in vain.
             self.zeros_stay_holes.store(true, Ordering::Relaxed);
         }
         Ok(len)
@@ -175,8 +176,8 @@ impl CheckpointStore {
         self.disk.space(&self.dir).ok()
     }
 
-    /// Makes the finished runs that `manifest` lists the current checkpoint. The change is atomic and
-    /// durable.
+    /// Makes `manifest` the manifest of the current checkpoint, atomically and durably. The runs that it
+    /// lists must be finished.
     ///
     /// # Errors
     ///
