@@ -503,8 +503,8 @@ impl Account {
         step(Step::Publish, || self.holder.reserved.store(wanted, SeqCst));
         self.holder.address.reserved.fetch_add(more, Relaxed);
         if step(Step::See, || self.holder.doomed.load(SeqCst)) {
-            // The bytes are counted as held and as leaving: the connection is closing and will return them
-            // soon, so no other connection is asked to close for them.
+            // Count the bytes as held and as leaving: the connection is closing and will return them soon, so
+            // no other connection is asked to close for them.
             let _locked = lock(&self.budget.0.holders);
             self.budget.0.held.fetch_add(more, Relaxed);
             leave_with(&self.holder, &self.budget, more);
@@ -651,7 +651,7 @@ impl Drop for Account {
         let mut holders = lock(&self.budget.0.holders);
         drop(holders.open.remove(self.key));
         self.holder.address.reserved.fetch_sub(self.reserved.get(), Relaxed);
-        // Remove the address with its last connection. Then only two references are left: one in the map, and
+        // Remove the address with its last connection: only two references are left then, one in the map, and
         // one in the holder of this account.
         if Arc::strong_count(&self.holder.address) == 2 {
             holders.addresses.remove(&self.holder.address.peer);

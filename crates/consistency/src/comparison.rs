@@ -291,8 +291,8 @@ async fn ask_others(
 pub fn write_trail(trail: &StateTrail) -> String {
     let newest = &trail.points[trail.points.len().saturating_sub(STATE_TRAIL_POINTS_MAX)..];
     let mut body = String::with_capacity(64 + newest.len() * 48);
-    // Format the JSON without a library, which is faster, because it is requested every two seconds. Results
-    // are ignored, because writing to a `String` cannot fail.
+    // Format the JSON without a library, because that is faster, and the leader requests it every two
+    // seconds. Results are ignored, because writing to a `String` cannot fail.
     let _ =
         write!(body, "{{\"algorithm\":{ALGORITHM},\"applied_index\":{},\"points\":[", trail.applied_index);
     for (point, at) in newest.iter().zip(0..) {

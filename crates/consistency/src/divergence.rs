@@ -138,8 +138,8 @@ impl Divergence {
 
     async fn ask(&self, members: usize) -> Option<Verdict> {
         let known = |id: u64| self.through.get(&id).copied().unwrap_or_default();
-        // Request the hashes of the others before reading those of this member. Then this member, the leader,
-        // has hashes for all entries for which the others have returned some.
+        // Request the hashes of the others before reading those of this member, the leader. By then it has
+        // hashes for all entries for which the others have returned some.
         let others = trails_of_others(&self.shared, TIMEOUT, known).await;
         let from = others.iter().map(|(id, _)| known(*id)).min()?;
         let reply = self.shared.core.ask(move |request_id| PeerRequest::StateTrail(request_id, from)).await;

@@ -71,7 +71,8 @@ struct State {
     capacity_bytes: Option<u64>,
     /// Limit of a quota in bytes, which the reported free space does not show.
     quota_bytes: Option<u64>,
-    /// False if the simulated file system cannot reserve space. Then only written pages of a file take space.
+    /// False if the simulated file system cannot reserve space, so that only written pages of a file take
+    /// space.
     reserves: bool,
     /// A directory that is a separate file system, and that file system's size in bytes.
     mounted: Option<(PathBuf, u64)>,

@@ -250,7 +250,7 @@ fn whole_pages(pieces: &[IoSlice<'_>], offset: u64) -> Vec<libc::iovec> {
     let bytes: usize = part.iter().map(|piece| piece.iov_len).sum();
     let mut beyond = ((offset % PAGE_BYTES as u64) as usize + bytes) % PAGE_BYTES;
     if beyond >= bytes {
-        // No page ends within these buffers, although there are a thousand. This does not happen for the log,
+        // No page ends within these thousand buffers, so write all of them. This does not happen for the log,
         // whose buffers are longer.
         return part;
     }

@@ -65,9 +65,9 @@ pub fn decode(message: &'static Message, body: &[u8], elements_max: usize) -> Re
         };
     }
     // Parse the body without checking the syntax of the whole value first, because most bodies are valid.
-    // Only after an error the syntax is checked, because a syntax error takes precedence, as in Go. One error
-    // depends on bytes after the value: that of an unpaired surrogate near its end. Go does not see these
-    // bytes, so the error is then that of an unexpected end.
+    // Check the syntax only after an error, because a syntax error takes precedence, as in Go. The reader may
+    // have examined bytes after the value, while it looked for the second half of a surrogate pair. Go does
+    // not see these bytes, and reports an unexpected end in that case.
     let mut reader = Reader::new(body, elements_max);
     match reader.whole(message) {
         Err(Refused::Invalid(why)) => Err(match scan::first_value(body) {

@@ -249,7 +249,8 @@ pub(crate) enum Found {
     /// The end of the records: an end mark, or fewer bytes up to the end of the file than a record header
     /// has.
     End,
-    /// Too few bytes were passed. This many are needed, counted from the start of the record.
+    /// Too few bytes were passed. Contains the number of bytes that are needed, counted from the start of the
+    /// record.
     Short(usize),
     /// The bytes are no valid record of this segment, for this reason.
     Invalid(&'static str),

@@ -150,8 +150,8 @@ pub(crate) fn open(
         }
     }
     let unused = split_unused(disk, &mut candidates)?;
-    // If the log continues in a segment after its recorded end, an old release has used the log since, which
-    // does not update the record. The recorded end is outdated then, and is ignored.
+    // If the log continues in a segment after its recorded end, an old release, which does not update the
+    // record, has used the log since. In that case the recorded end is outdated, and is ignored.
     let goes_on = |end: &LogEnd| candidates.last().is_some_and(|last| last.seq > end.segment);
     let closed_at = options.closed_at.filter(|end| !goes_on(end));
     for error in damaged {
@@ -304,8 +304,8 @@ struct Reading {
     /// Offset at which the records of each segment end, for the segments that were read; by sequence number.
     ends: BTreeMap<u32, u64>,
     live: BTreeSet<u32>,
-    /// True if a torn write was found at the beginning of the unused segment after the last one. It proves
-    /// that all records of the last one had been synced.
+    /// True if a torn write was found at the beginning of the segment after the last segment in use. It
+    /// proves that all records of the last segment in use had been synced.
     next_begun: bool,
 }
 
@@ -684,8 +684,9 @@ fn finish(
         let known = reading.ends.get(&candidate.seq).copied();
         let end = known.or(next.map(|start| u64::from(start.end_before))).unwrap_or(candidate.len);
         let first_index = candidate.start.as_ref().map_or(Index(0), |start| start.next_index);
-        // If the segments between this one and the next existing one were released, this number is larger
-        // than the true last index. The only consequence is that the segment is released later than possible.
+        // If the segments between this one and the next existing one were released, `last_index` is larger
+        // than the true last index of this segment. The only consequence is that the segment is released
+        // later than possible.
         let later = candidates.get(nth + 1).and_then(|later| later.start.as_ref());
         let last_index = later.map_or(next_index, |start| start.next_index) - 1;
         segments.push(Arc::new(Segment {

@@ -176,7 +176,7 @@ impl Values {
     }
 
     /// Returns false if the operating system cannot tell which parts of the segment file at `location` are in
-    /// memory, so that every read that must not wait fails. This is known only after the first such read;
+    /// memory, so that reads that must not wait return nothing. This is known only after the first such read;
     /// before, the function returns true.
     pub fn tells_cached(&self, location: Location) -> bool {
         self.shared.segment(location.segment).is_none_or(|segment| segment.file.tells_cached())
@@ -236,7 +236,7 @@ impl Values {
                 return;
             }
         }
-        // The run has one value, or reading the whole run failed. Each value is read separately, because some
+        // The run has only one value, or cannot be read as a whole. Read each value separately, because some
         // of them may still be readable.
         for wanted in run {
             each(*wanted, self.read(wanted.location, wanted.len, wanted.crc));

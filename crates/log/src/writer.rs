@@ -303,8 +303,8 @@ impl Writer {
             if u64::from(self.write.end) + need <= active.capacity.load(Ordering::Relaxed) {
                 return Ok(true);
             }
-            // The record is larger than a segment, because it does not even fit into an empty one. The file
-            // of this segment is enlarged: the next segment would be too small, too.
+            // If the segment is still empty, the record is larger than a whole segment. Enlarge the file of
+            // this segment: the next segment would be too small, too.
             if self.is_fresh() {
                 return Ok(self.grow(need));
             }

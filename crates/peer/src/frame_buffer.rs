@@ -101,8 +101,8 @@ impl FrameBuffer {
 
     fn room(&mut self, bytes: usize) {
         if self.small.capacity() - self.small.len() < bytes {
-            // Reserve memory in large steps, so that many frames share one allocation. It is reused once all
-            // of these frames were sent.
+            // Reserve memory in large steps, so that many frames share one allocation, which is reused once
+            // all of these frames were sent.
             self.small.reserve(bytes.max(GROWTH_BYTES));
         }
     }

@@ -82,7 +82,8 @@ struct Wire {
     /// True once the reader was told that the input has ended.
     ended: bool,
     writes: usize,
-    /// True if the next read returns a chunk. It alternates, so that every other read is pending.
+    /// True if the last read was allowed to return a chunk. The next one is then pending, so that the code
+    /// under test sees both cases.
     ready: bool,
 }
 

@@ -79,8 +79,7 @@ impl Hub {
         let mut peers = self.peers.borrow_mut();
         let mut remotes = self.remotes.borrow_mut();
         if let Some(at) = remotes.iter().position(|known| *known == id) {
-            // The sender is remembered already. It moves to the end of the list, because it has sent most
-            // recently.
+            // The sender is already in the list. Move it to the end, because it has sent most recently.
             remotes.remove(at);
             remotes.push_back(id);
             return;

@@ -241,8 +241,9 @@ impl SnapshotSlots {
             before.push(slot.ended);
         }
         let is_well = |slot: &SnapshotSlot| slot.from == from && slot.at_home && !slot.progress.is_slow(now);
-        // Refuse a snapshot that is not `at_home` while the same sender has a better one that makes progress.
-        // That one may still wait for the end of other snapshots, and the new one must not start before it.
+        // Refuse a snapshot that is not `at_home` while one in the name of the same sender is `at_home` and
+        // not slow. The latter may still be waiting for the end of other snapshots, and the new one must not
+        // begin before it.
         if taken.len() >= self.max || !at_home && taken.iter().any(is_well) {
             return None;
         }

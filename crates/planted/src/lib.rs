@@ -110,8 +110,8 @@ bugs! {
     CompactRevisionForgotten = "compact-revision-forgotten";
     /// machine: merging the runs of a checkpoint drops the version that is current at the compact revision.
     CompactionDropsCurrent = "compaction-drops-current";
-    /// machine: a moved value is not counted for its new segment, so that the segment may be deleted while it
-    /// contains the value.
+    /// machine: a value that was relocated in the log is not counted for its new segment, so that the segment
+    /// may be deleted while it contains the value.
     MovedValueNotCounted = "moved-value-not-counted";
     /// server: a checkpoint records an applied index that is one higher than the last entry that its state
     /// contains.
@@ -209,9 +209,9 @@ bugs! {
     /// server: the tree of watched ranges is not balanced, so that it can become as deep as the number of
     /// watches, depending on their order.
     WatchTreeDegenerates = "watch-tree-degenerates";
-    /// server: a leader starts the clocks of all leases in one turn, however many leases exist.
+    /// server: a leader computes the deadlines of all leases in one turn, however many leases exist.
     LeasesAllAtOnce = "leases-all-at-once";
-    /// server: the clocks of leases also run, and are kept, on members that are not the leader.
+    /// server: the deadlines of leases are also computed, and kept, on members that are not the leader.
     LeaseClocksKept = "lease-clocks-kept";
     /// server: the memory of messages from other members is never freed.
     ArrivalsKept = "arrivals-kept";
@@ -329,8 +329,8 @@ pub fn is_any() -> bool {
     cfg!(feature = "armed") && PLANTED.load(Ordering::Relaxed) != 0
 }
 
-/// Returns true if this bug is planted in this process. Then the caller must behave wrongly in the way that
-/// the bug describes.
+/// Returns true if this bug is planted in this process. If so, the caller must behave wrongly in the way that
+/// the documentation of the bug describes.
 #[inline(always)]
 pub fn is(bug: Bug) -> bool {
     cfg!(feature = "armed") && PLANTED.load(Ordering::Relaxed) == bug as u8 + 1

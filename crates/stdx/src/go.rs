@@ -49,8 +49,7 @@ fn escaped(out: &mut String, c: char, quote: char) {
 }
 
 /// Returns true if Go does not escape a character in a quoted string. This is an approximation of Go's table
-/// (`unicode.IsPrint`): Rust's rule which characters are escaped, except that combining marks are not
-/// escaped.
+/// (`unicode.IsPrint`): Rust's rule for escaping characters, except that combining marks are not escaped.
 fn is_printed(c: char) -> bool {
     let is_plain = c.escape_debug().count() == 1 || matches!(c, '"' | '\'');
     let is_combining = c.escape_debug().count() > 1 && !c.is_control() && c.is_alphanumeric();

@@ -98,7 +98,8 @@ impl Reloader {
             tls,
             files,
             stamps,
-            // It is not known here whether the files have changed just now, so they are read once more.
+            // Read the files once more at the first poll: they may have changed just before they were read
+            // here, and a further change may then leave the stamps the same.
             read_again: true,
             loaded: contents.hashes(),
             candidate: None,

@@ -140,7 +140,8 @@ fn question(id: u16, address: IpAddr) -> Vec<u8> {
 /// Asks a name server for the names of an address. Returns `None` if the server answers that it has failed,
 /// or sends only unrelated datagrams.
 fn ask(server: SocketAddr, address: IpAddr, timeout: Duration) -> io::Result<Option<Vec<String>>> {
-    // Choose a random id, so that an attacker who does not see the question cannot forge the answer.
+    // Choose a random id, so that an attacker who does not see the question must guess it to forge the
+    // answer.
     let id = RandomState::new().hash_one(address) as u16;
     let question = question(id, address);
     let any: IpAddr = if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { [0; 16].into() };

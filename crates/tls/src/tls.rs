@@ -244,8 +244,7 @@ impl ClientTls {
     }
 
     /// Returns the configuration for a connection to a listener of this process that has the same settings.
-    /// Only the certificate of that listener is accepted. It does not matter which authority has signed it
-    /// and for which hosts it is valid.
+    /// Only the certificate of that listener is accepted, and its authority and its names are not checked.
     pub fn config_for_own_listener(&self) -> Arc<ClientConfig> {
         let material = self.shared.current.load();
         let Some(listener) = &material.listener else { return material.client.clone() };

@@ -304,8 +304,8 @@ impl Trust {
             if !self.is_signed_by(certificate, signer) {
                 continue;
             }
-            // The authority may only sign certificates for certain names. This cannot be checked here, but
-            // only by `webpki`, so the certificate is refused.
+            // Refuse the certificate: the authority's name constraints limit the names for which it may sign,
+            // and only `webpki`, which does not accept this certificate, can check them.
             if signer.has_name_constraints && certificate.has_alternative_names {
                 refusal = Refusal::Invalid("an authority with name constraints has signed it".to_owned());
                 continue;

@@ -11,7 +11,8 @@ use hyper::rt::{Read, Write};
 use hyper::{Request, Response};
 use tokio::task::{AbortHandle, spawn_local};
 
-/// Maximum time for which a request waits until a kept connection is ready. Then another connection is used.
+/// Maximum time for which a request waits until a kept connection is ready. After that, the request uses
+/// another connection.
 const READY_MAX: Duration = Duration::from_millis(100);
 
 /// Connection to a server, for one request at a time. Dropping the link closes the connection immediately,
@@ -138,8 +139,8 @@ where
 /// Sends a request over a kept connection or, if there is none, over one that `connect` opens, and waits for
 /// the head of the response.
 ///
-/// A kept connection may turn out to be closed by the server. Then the request is sent on another connection,
-/// if nothing of it was sent before, or if `again` returns a copy of it.
+/// If a kept connection turns out to be closed by the server, the request is sent on another connection,
+/// provided that nothing of it was sent before or that `again` returns a copy of it.
 ///
 /// # Errors
 ///
@@ -202,8 +203,8 @@ mod tests {
         }
     }
 
-    /// Sends GET requests to servers of which each answers one request; returns the numbers of connections and of
-    /// failed requests.
+    /// Sends GET requests to servers of which each answers one request; returns the numbers of connections
+    /// and of failed requests.
     fn exchange(requests: usize, repeats: bool, idle_for: Duration) -> (usize, usize) {
         let (dialed, mut failed) = (Cell::new(0), 0);
         testkit::block_on(

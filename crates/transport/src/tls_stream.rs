@@ -40,8 +40,8 @@ pub enum Ending {
 /// call if possible, and reports them as written when the kernel has accepted them. An idle connection holds
 /// no buffer except the 4 KiB of rustls.
 ///
-/// `tokio-rustls` reports bytes as written once they are encrypted. That was rejected: if the other end reads
-/// nothing, the connection would hold encrypted bytes that its writer does not count any more.
+/// `tokio-rustls` reports bytes as written once they are encrypted. This design was rejected: if the other
+/// end reads nothing, the connection would hold encrypted bytes that its writer does not count any more.
 #[derive(Debug)]
 pub struct TlsStream<S, P: Buffers> {
     stream: S,

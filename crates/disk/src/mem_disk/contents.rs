@@ -34,8 +34,8 @@ pub(super) struct Node {
 /// Facts about a sector that was written and not synced since.
 pub(super) struct Undo {
     pub(super) durable: Sector,
-    /// True if the first change since the last sync overwrote the whole sector. Then a crash may leave zeros
-    /// in the sector. Always false if the sync of an earlier change failed.
+    /// True if the first change since the last sync overwrote the whole sector, so that a crash may leave
+    /// zeros in it. Always false if the sync of an earlier change failed.
     pub(super) whole: bool,
 }
 

@@ -222,8 +222,8 @@ impl CheckpointStore {
         let path = self.dir.join(MANIFEST);
         let io = |error| OpenError::io("read", &path, error);
         // If an earlier process died between the rename of the manifest and the sync of the directory, the
-        // rename is possibly not durable yet. Sync it, so that a crash of the machine does not bring back the
-        // old manifest.
+        // rename is possibly not durable yet. Sync the directory, so that a crash of the machine does not
+        // bring back the old manifest.
         self.disk.sync_dir(&self.dir).map_err(|error| OpenError::io("sync", &self.dir, error))?;
         if !self.disk.exists(&path).map_err(io)? {
             return Ok(None);
