@@ -187,7 +187,7 @@ impl Budget {
 
     /// Returns true if a new connection from `peer` may be accepted. If there is not enough memory, but
     /// another address holds more than a quarter of the budget, connections are asked to close and true is
-    /// returned. Otherwise clients that hold nearly the whole budget could lock out all others.
+    /// returned. Without this rule, clients that hold nearly the whole budget could lock out all others.
     pub fn has_room_for(&self, peer: IpAddr) -> bool {
         let needed = CONNECTION_BYTES + STEP_BYTES;
         if self.staying() + needed <= self.0.bytes_max {

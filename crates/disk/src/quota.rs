@@ -38,8 +38,8 @@ pub(crate) fn bytes_left(path: &Path) -> Option<u64> {
     left.min()
 }
 
-/// Returns the group that owns new files in this directory, whose quota counts for them. It is the group of
-/// the directory if the setgid bit of the directory is set; otherwise the group of the process.
+/// Returns the group that will own new files in this directory, and whose quota limits them. It is the group
+/// of the directory if the setgid bit of the directory is set; otherwise the group of the process.
 fn group_of_new_files(dir: &fs::Metadata, own_group: u32) -> u32 {
     let is_inherited = dir.is_dir() && dir.mode() & libc::S_ISGID != 0;
     if is_inherited { dir.gid() } else { own_group }

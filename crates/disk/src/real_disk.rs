@@ -239,8 +239,8 @@ const PAGE_BYTES: usize = 4096;
 
 /// Returns the longest prefix of these buffers that ends at a page boundary of the file if it is written at
 /// `offset`; all of them if there is no such prefix. If the process is killed between two calls for one long
-/// write, whole pages were written, as if it had been killed during one call. Otherwise the log could find a
-/// write that ends within a sector, and report it as damage.
+/// write, only whole pages have been written, as if it had been killed during a single call. Otherwise the
+/// log could find a write that ends within a sector, and report it as damage.
 fn whole_pages(pieces: &[IoSlice<'_>], offset: u64) -> Vec<libc::iovec> {
     let vector = |piece: &IoSlice<'_>| libc::iovec {
         iov_base: piece.as_ptr().cast_mut().cast(),

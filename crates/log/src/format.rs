@@ -46,8 +46,8 @@
 //! they look like the header of a record of kind 0, which does not exist.
 //!
 //! After the end of the records a file may contain anything: values of clients, whole copies of segments,
-//! data of the previous use of the file. None of these bytes may be read as a record. Therefore 48 bits of
-//! each record are derived from the secret in the file's header. A new random secret is drawn each time a
+//! data of the previous use of the file. None of these bytes must ever be read as a record. Therefore 48 bits
+//! of each record are derived from the secret in the file's header. A new random secret is drawn each time a
 //! file is put into use, and it is stored only in this file. A file of 64 MiB has space for 2^21 forged
 //! records, and each of them is accepted with a probability of 2^-48. The record's offset is part of its
 //! checksum, so even a genuine record that was copied to another place of the same file does not verify.
@@ -55,7 +55,7 @@
 //! In version 1 a checksum over cluster id, member id, incarnation and sequence number was used instead of a
 //! secret (the mark was the upper half of that checksum xor its lower half, and the offset was not part of
 //! the record's checksum). Clients can guess all four numbers, and so could forge records. Segments of
-//! version 1 can still be read. A segment of version 1 that is in use is replaced as soon as a next segment
+//! version 1 can still be read. A segment of version 1 that is in use is replaced as soon as the next segment
 //! is ready.
 //!
 //! The header is written and synced before the file is renamed to its final name, and never changes

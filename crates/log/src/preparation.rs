@@ -7,14 +7,15 @@
 //! A new segment is made from a spare file if more than one exists: the file is renamed and gets a new
 //! header. The file is not truncated, because syncs are fastest where the blocks of the file were written
 //! before. Otherwise a new file with reserved space is made. One spare file is always kept as the reserve.
-//! When the disk has no space for a new file, the reserve becomes the next segment. [`Space`] then reports
-//! the shortage early: that whole segment can still be filled.
+//! When the disk has no space for a new file, the reserve becomes the next segment. [`Space`] then reports a
+//! shortage early, while that whole segment can still be filled.
 //!
 //! If the log is about to be closed, nothing is prepared in advance ([`crate::Values::wind_down`]).
 //!
 //! Measured: at p99 a sync takes 0.47-0.69 ms into space that is merely reserved, and 0.35-0.39 ms into space
-//! filled with zeros; at p50 both take the same time. But filling with zeros doubles the bytes written, so
-//! the next segment is filled only while the log is idle.
+//! filled with zeros; at p50 both take the same time. But filling with zeros doubles the bytes written. So
+//! the next segment is filled only if the segment in use lasts longer than [`Options::quiet_after`], which
+//! means that the log grows slowly.
 
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
@@ -323,7 +324,7 @@ impl Preparation {
 
     /// Returns true if other parts of the server need the space of the next segment more urgently than the
     /// log does ([`crate::Values::hold_room`]). That happens only on a file system with a limit that it does
-    /// not report. On others the log has never taken the held space.
+    /// not report. On other file systems the log never takes the held space.
     fn gives_up_next(&self, stock: &Stock) -> bool {
         let in_use = self.shared.room.load(Ordering::Acquire);
         self.shared.has_hidden_limit.load(Ordering::Relaxed)

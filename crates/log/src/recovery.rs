@@ -195,8 +195,8 @@ pub(crate) fn open(
     if unused.first().is_some_and(|first| first.header.secret.is_none()) {
         // An unused segment without a secret (format version 1) contains no data, but clients could forge its
         // records. So it is removed and will be made again with a secret. The last of these files is removed
-        // first: a crash in between must not leave a segment whose predecessor is missing, because opening is
-        // refused then.
+        // first: a crash in between must not leave a segment whose predecessor is missing, because such a log
+        // is refused.
         for candidate in unused.drain(..).rev() {
             let path = candidate.path;
             disk.remove(&path).map_err(|error| OpenError::io("remove", &path, error))?;

@@ -181,8 +181,8 @@ const RESERVED_AT_ONCE_BYTES: u64 = 1 << 20;
 
 /// Reserves space in a file from `from` on. If the file system cannot reserve space, writes zeros over the
 /// range and syncs them, because on a network file system only the sync shows whether there is enough space.
-/// Returns the number of zeros written. If there is not enough space, the file keeps its length and occupies
-/// no more space than before.
+/// Returns the number of zeros written. If there is not enough space, the file keeps its length. Zeros that
+/// were written into holes before the end of the file stay, and keep their space.
 pub(crate) fn reserve(disk: &dyn Disk, path: &Path, file: &dyn File, from: u64, len: u64) -> io::Result<u64> {
     let before = file.len()?;
     if file.allocate(from, len)? == Reservation::Made {
@@ -205,8 +205,8 @@ pub(crate) fn reserve(disk: &dyn Disk, path: &Path, file: &dyn File, from: u64, 
         Ok(len)
     })();
     if outcome.is_err() {
-        // Give back the space that was taken. An error is ignored: the file then only stays longer than
-        // before.
+        // Give back the space that was taken beyond the old end of the file. An error is ignored: its only
+        // effect is that the file stays longer than before.
         let _ = file.set_len(before);
     }
     outcome

@@ -341,8 +341,8 @@ impl Entries {
         self.shared.index().term(index).ok_or(ReadError::Unavailable)
     }
 
-    /// Returns the entries `from..to`, or only the first of them if all of them have more than `bytes_max`
-    /// bytes of data. At least one entry is returned if the range is not empty. Fails with
+    /// Returns the entries `from..to`. If together they have more than `bytes_max` bytes of data, returns
+    /// fewer, beginning at `from`, but at least one entry if the range is not empty. Fails with
     /// [`ReadError::Unavailable`] if the first entry is no longer kept, or if the range reaches beyond the
     /// last entry.
     pub fn read(&self, from: Index, to: Index, bytes_max: u64) -> Result<Vec<Entry>, ReadError> {

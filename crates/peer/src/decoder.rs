@@ -1,6 +1,7 @@
 //! Decodes the frames of a stream into messages: [`Decoder`], for streams of whole messages and for etcd's
 //! `msgappv2`. The bytes of the stream are passed in chunks that may end anywhere. Memory is allocated as
-//! bytes arrive, so that a large length field alone takes none. The decoder does not validate the messages.
+//! bytes arrive: a large length field alone allocates at most 1 MiB. The decoder does not validate the
+//! messages.
 
 use std::fmt;
 

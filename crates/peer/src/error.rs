@@ -202,7 +202,8 @@ pub(crate) enum PostError {
     Exchange(ExchangeError),
     /// The peer refused a message. Contains the status and the body of its answer.
     Message(StatusCode, String),
-    /// The peer refused a snapshot, or the question about it. Contains the status and the body of its answer.
+    /// The peer refused a snapshot, or the request that precedes it, for the data that the peer already has.
+    /// Contains the status and the body of the peer's answer.
     Snapshot(StatusCode, String),
     /// The peer was removed or replaced before the snapshot could be sent.
     Left { member_id: u64 },

@@ -268,7 +268,7 @@ pub enum Measure {
 const MEASURES: usize = Measure::GrantedAhead as usize + 1;
 
 /// Returns true if this build counts work. A caller that needs additional computation for a report should do
-/// it only then.
+/// that computation only if this returns true.
 #[inline(always)]
 pub fn measures() -> bool {
     cfg!(feature = "armed")

@@ -12,9 +12,9 @@ use std::time::Duration;
 /// computes, while a sleeping thread would have been woken immediately. So a thread yields only under two
 /// conditions. First, its turns find several messages on average, so messages come fast enough. Second,
 /// yielding has been worth the wait: on average, the turns after a yield find at least one message for each
-/// 400 us of waiting, and no wait takes 20 ms. If the second condition fails, the thread stops yielding for
-/// some thousand turns. All messages that a turn after a yield finds are counted, because it is not known
-/// which of them arrived due to the yield.
+/// 400 us of waiting, and no wait takes 20 ms or longer. If the second condition fails, the thread stops
+/// yielding for some thousand turns. All messages that a turn after a yield finds are counted, because it is
+/// not known which of them arrived due to the yield.
 ///
 /// ```
 /// let mut gathering = stdx::Gathering::new(3);

@@ -283,8 +283,8 @@ impl ServerCertVerifier for Servers {
 }
 
 /// Verifies a signature of the handshake, by which the peer proves that it has the private key of its
-/// certificate. `webpki` does not accept certificates of version 1. For these, only the public key is passed
-/// to it.
+/// certificate. `webpki` does not accept a certificate of version 1, so only its public key is passed to
+/// `webpki`.
 fn verify_signature(
     message: &[u8],
     certificate: &CertificateDer<'_>,

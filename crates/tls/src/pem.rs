@@ -174,8 +174,8 @@ fn private_key(file: &Path, pem: &[u8]) -> Result<Arc<dyn SigningKey>, LoadError
     ))
 }
 
-/// Returns true if the key can sign. This is tried, because rustls accepts RSA keys with inconsistent
-/// numbers, with which every handshake would fail.
+/// Returns true if the key can sign, which is tested with a message. The test is needed because rustls
+/// accepts RSA keys with inconsistent numbers, with which every handshake would fail.
 fn works(key: &Arc<dyn SigningKey>) -> bool {
     const SCHEMES: [SignatureScheme; 4] = [
         SignatureScheme::RSA_PSS_SHA256,

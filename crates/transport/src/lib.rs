@@ -15,8 +15,8 @@
 //!
 //! * An idle connection holds no buffer of this crate ([`Buffers`]). For the memory of rustls see
 //!   [`TLS_BYTES`].
-//! * Bytes are reported as written only when the kernel has accepted them. So a writer knows how many of its
-//!   bytes are still in memory.
+//! * Bytes are reported as written only when the kernel has accepted them; with TLS, at most the size of the
+//!   record headers too early. So a writer knows how many of its bytes are still in memory.
 //! * The work of one read is bounded for any input, and no input causes a panic. Too many consecutive TLS
 //!   records without data end the connection ([`BarrenRecords`]).
 //!

@@ -81,8 +81,8 @@ pub(super) struct Planned {
 
 impl MemDisk {
     /// Simulates a power cut and a restart of the machine. Sectors that were not synced are kept, lost or
-    /// zeroed, and changes of names that were not synced are kept or lost. Files that were opened before
-    /// fail. Locks, planned faults, planned lies and the count of operations are reset.
+    /// zeroed, and changes of names that were not synced are kept or lost. Every operation on a file that was
+    /// opened before fails. Locks, planned faults, planned lies and the count of operations are reset.
     pub fn crash(&self) {
         let mut state = self.state();
         let mut random = state.random.clone();
