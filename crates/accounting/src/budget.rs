@@ -63,8 +63,8 @@ struct Sums {
     shed: AtomicU64,
     /// Number of connections that were closed immediately after they were accepted.
     refused: AtomicU64,
-    /// Locked when a connection begins or ends, when memory is short, and when the counted bytes of a
-    /// connection change that was asked to close.
+    /// Locked when a connection begins or ends, when memory is short, and when a connection that was asked to
+    /// close takes or frees memory.
     holders: Mutex<Holders>,
 }
 
@@ -400,7 +400,7 @@ pub struct Charge {
 }
 
 impl Charge {
-    /// Returns the bytes charged.
+    /// Returns the number of bytes that count in the budget.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -679,7 +679,7 @@ impl Held {
         self.bytes = bytes;
     }
 
-    /// Returns the bytes charged.
+    /// Returns the number of bytes that count in the account.
     pub fn bytes(&self) -> usize {
         self.bytes
     }

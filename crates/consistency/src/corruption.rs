@@ -33,7 +33,7 @@ pub enum Initial {
     Unknown,
 }
 
-/// Reason why a member does not start. The messages are etcd's.
+/// Reason why a member does not start after its initial corruption check. The messages are etcd's.
 #[derive(Debug)]
 pub enum InitialCheckError {
     /// This member's state cannot be hashed.

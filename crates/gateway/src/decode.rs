@@ -687,7 +687,7 @@ struct Integer {
 
 impl Integer {
     fn as_u64(self) -> Option<u64> {
-        // As in Go, a number with a minus sign is refused, even -0.
+        // As in Go, a negative number is refused. -0 is accepted, because `integer` returns it as 0.
         (!self.is_negative).then_some(self.magnitude)
     }
 

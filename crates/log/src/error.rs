@@ -1,4 +1,4 @@
-//! Errors of the log, with messages for the operator.
+//! Defines the errors of the log, with messages for the operator.
 
 use std::fmt;
 use std::io;

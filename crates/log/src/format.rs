@@ -252,7 +252,7 @@ pub(crate) enum Found {
     /// Too few bytes were passed. Contains the number of bytes that are needed, counted from the start of the
     /// record.
     Short(usize),
-    /// The bytes are no valid record of this segment, for this reason.
+    /// The bytes are no valid record of this segment. Contains the reason.
     Invalid(&'static str),
 }
 

@@ -1,4 +1,4 @@
-//! Types of the log's input and output.
+//! Defines the types of the log's input and output.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};

@@ -54,7 +54,7 @@ struct Slot {
 struct Queues {
     apps: VecDeque<Message>,
     others: VecDeque<Message>,
-    /// Messages for the pipeline: those for which no stream was up when they were queued.
+    /// Messages for the pipeline: no stream for their kind was up when they were queued.
     piped: VecDeque<Message>,
 }
 

@@ -59,7 +59,8 @@ pub struct Received<'a> {
     pub first: &'a [u8],
     /// Number of bytes received so far.
     pub bytes: usize,
-    /// Number of TLS records that are complete since the last call with this struct.
+    /// Number of TLS records that were processed since the previous call with this struct. Those in the bytes
+    /// that were just read are not included.
     pub records: usize,
 }
 
