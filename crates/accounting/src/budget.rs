@@ -10,57 +10,61 @@ use std::task::{Context, Poll, Waker};
 use bytes::Bytes;
 use slab::Slab;
 
-/// Memory of an idle connection in bytes: its task, the HTTP/2 state and the service's value for the
-/// connection (measured in a member: 1.8 KB of resident memory once the connection is idle, a little more
-/// before).
+/// Memory in bytes that is counted for an idle connection: its task, its HTTP/2 state and the service's state
+/// for the connection (measured in a member: 1.8 KB of resident memory once the connection is idle, a little
+/// more before).
 pub const CONNECTION_BYTES: usize = 4 * 1024;
-/// Step in bytes in which a connection reserves memory from the budget, so that most calls change only its
-/// own account.
+/// Unit in bytes in which an account reserves memory from the budget, so that most changes of the counted
+/// bytes affect only the account and not the shared counter.
 const STEP_BYTES: usize = 32 * 1024;
-/// Unused reservation in bytes above which a connection returns memory to the budget.
+/// Maximum number of bytes that an account keeps reserved without using them. Above it, unused bytes are
+/// returned to the budget.
 const SLACK_BYTES: usize = 4 * STEP_BYTES;
-/// Bytes below which a connection is served even while memory is short.
+/// Number of bytes up to which a connection may begin further calls even while memory is short.
 const SMALL_BYTES: usize = 1024 * 1024;
 
-/// Memory limit in bytes for everything that all clients together make the server hold.
+/// Memory limit in bytes for all data that the server holds for all clients together.
 ///
-/// Every connection has an [`Account`], which is charged for data buffered for the connection: unfinished
-/// messages, unanswered requests, unsent answers, header blocks, open calls, read and write buffers. When the
-/// sum exceeds the limit, connections are asked to close: from the address that holds most, its largest
-/// connections first, until an eighth of the budget is free again.
+/// Every connection has an [`Account`], which counts the bytes that are buffered for the connection:
+/// unfinished messages, unanswered requests, unsent answers, header blocks, open calls, read and write
+/// buffers. When the total exceeds the limit, the budget asks connections to close, until an eighth of the
+/// budget is free again. Each time it selects the largest connection of the address whose connections hold
+/// most at that time.
 ///
-/// Accounts reserve memory in steps, so one atomic for the whole server suffices: it is changed once per 32
-/// KiB. The rejected alternative, a share of the budget per shard, would refuse the clients of one shard
-/// while another shard has memory left.
+/// Accounts reserve memory in multiples of 32 KiB, so that the one atomic counter of the whole server is
+/// changed seldom. A separate budget for each shard was rejected: clients of one shard would be refused while
+/// another shard has memory left.
 ///
 /// # Example: one connection, and a budget of 64 MiB
 ///
 /// ```text
 ///                                    held        reserved
-/// connection opens                  4,096 B      32,768 B   the budget is charged 32,768 B
+/// connection opens                  4,096 B      32,768 B   32,768 B are reserved from the budget
 /// request of 10,000 B              14,096 B      32,768 B   the shared counter is not touched
-/// answer of 249,040 B             263,136 B     294,912 B   the budget is charged 262,144 B more
-/// both are sent                     4,096 B      32,768 B   more than 128 KiB are unused: 262,144 B are given back
+/// answer of 249,040 B             263,136 B     294,912 B   262,144 B more are reserved
+/// both are sent                     4,096 B      32,768 B   over 128 KiB are unused: 262,144 B are returned
 /// ```
 ///
-/// If all accounts together then reserve more than 64 MiB, connections are asked to close until 56 MiB are
-/// left. Example: address A has 40 MiB in connections of 30 and 10 MiB, address B 24.5 MiB in many small
-/// ones. A holds most, so its connection of 30 MiB is closed. That leaves 34.5 MiB, and no other connection
-/// is closed.
+/// If all accounts together have reserved more than 64 MiB, connections are asked to close until the others
+/// have at most 56 MiB. For example, address A has connections with 30 and 10 MiB, and address B has many
+/// small ones with 24.5 MiB in total. A holds most, so its connection with 30 MiB is closed. The others have
+/// 34.5 MiB, so no further connection is closed.
 #[derive(Clone)]
 pub struct Budget(Arc<Sums>);
 
 struct Sums {
     bytes_max: usize,
-    /// Bytes reserved by all accounts, plus shared bytes.
+    /// Number of bytes that all accounts have reserved, plus shared bytes and those of each [`Charge`].
     held: AtomicUsize,
-    /// Part of `held` that belongs to connections which were asked to close.
+    /// Number of bytes of `held` that belong to connections that were asked to close, and so will be free
+    /// soon.
     leaving: AtomicUsize,
-    /// Number of connections that were asked to close for memory.
+    /// Number of connections that were asked to close because the budget was exceeded.
     shed: AtomicU64,
-    /// Number of connections that were closed on accept.
+    /// Number of connections that were closed immediately after they were accepted.
     refused: AtomicU64,
-    /// Locked when a connection begins or ends, and when the budget is exceeded.
+    /// Locked when a connection begins or ends, when memory is short, and when a connection that was asked to
+    /// close takes or frees memory.
     holders: Mutex<Holders>,
 }
 
@@ -70,32 +74,35 @@ struct Holders {
     addresses: HashMap<IpAddr, Arc<Address>>,
 }
 
-/// Sum over the connections of one address.
+/// All connections of one client address together.
 struct Address {
     peer: IpAddr,
-    /// Bytes that the connections of the address have reserved together.
+    /// Number of bytes that all connections of the address have reserved together.
     reserved: AtomicUsize,
 }
 
-/// Returns the address that a client's connections are counted under.
+/// Returns the address under which the connections of a client are counted: for IPv6 that of the 64-bit
+/// network.
 pub use stdx::client_network as party;
 
-/// Steps of two threads whose order decides how many bytes count as leaving: the thread of a connection, and
-/// the thread that exceeds the budget. All four steps use sequentially consistent memory order. So if a
-/// connection does not see that it was asked to close, the other thread has seen its published reservation.
+/// Steps of two threads that run concurrently: the thread of a connection, which changes its reservation, and
+/// a thread that has exceeded the budget and asks this connection to close. Each thread writes first and then
+/// reads what the other one writes, all with sequentially consistent memory order. So if the connection does
+/// not see that it was asked to close (`See`), the other thread sees the new reservation (`Weigh`), and the
+/// bytes that count as leaving are correct.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Step {
-    /// The thread of the connection publishes its reservation.
+    /// The connection's thread publishes the connection's new reservation.
     Publish,
-    /// After `Publish`, the connection's thread reads the flag that requests it to close.
+    /// After `Publish`, the connection's thread reads the flag that tells the connection to close.
     See,
-    /// The thread that exceeds the budget sets the flag that requests a connection to close.
+    /// The thread that has exceeded the budget sets the flag that tells the connection to close.
     Doom,
-    /// After `Doom`, the thread that exceeds the budget reads the connection's reservation.
+    /// After `Doom`, the thread that has exceeded the budget reads the connection's reservation.
     Weigh,
 }
 
-/// Executes a step; tests control the order of steps.
+/// Executes a step. In tests, waits until it is the turn of this step in the order that the test prescribes.
 fn step<T>(step: Step, take: impl FnOnce() -> T) -> T {
     #[cfg(test)]
     return tests::in_order(step, take);
@@ -106,16 +113,17 @@ fn step<T>(step: Step, take: impl FnOnce() -> T) -> T {
     }
 }
 
-/// Part of an account that all threads see. Only the account's own thread writes the sizes.
+/// The fields of an account that all threads read. Only the thread of the connection writes `reserved` and
+/// adds to `shared`.
 struct Holder {
     address: Arc<Address>,
     reserved: AtomicUsize,
-    /// Shared bytes queued for this client. They are charged once to the budget, however many connections
-    /// wait for them.
+    /// Number of shared bytes that are queued for this client. They count only once in the budget, even if
+    /// they are queued for many connections.
     shared: AtomicUsize,
     doomed: AtomicBool,
-    /// Part of [`Sums::leaving`] that belongs to this holder, in bytes. Written only under the lock on
-    /// `Sums::holders`.
+    /// Number of bytes of [`Sums::leaving`] that belong to this connection. Written only while
+    /// `Sums::holders` is locked.
     leaving: AtomicUsize,
     waker: Mutex<Option<Waker>>,
 }
@@ -127,7 +135,7 @@ impl Holder {
 }
 
 fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
-    // No code under these locks can panic halfway, so the data is consistent even if a lock is poisoned.
+    // A poisoned lock can be used, because no code under these locks panics while the data is inconsistent.
     mutex.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
@@ -155,29 +163,31 @@ impl Budget {
         self.0.bytes_max
     }
 
-    /// Returns the bytes charged now, including memory that connections have reserved and do not use.
+    /// Returns the number of bytes that are counted now, including those that connections have reserved and
+    /// do not use.
     pub fn held_bytes(&self) -> usize {
         self.0.held.load(Relaxed)
     }
 
-    /// Returns the number of connections closed because the budget was exceeded.
+    /// Returns the number of connections that were asked to close because the budget was exceeded.
     pub fn connections_shed(&self) -> u64 {
         self.0.shed.load(Relaxed)
     }
 
-    /// Returns the number of connections that fronts with this budget closed on accept, for any reason.
+    /// Returns the number of connections that were closed immediately after they were accepted, for any
+    /// reason ([`Budget::note_refused`]).
     pub fn connections_refused(&self) -> u64 {
         self.0.refused.load(Relaxed)
     }
 
-    /// Counts a connection that was closed when it was accepted.
+    /// Counts a connection that was closed immediately after it was accepted.
     pub fn note_refused(&self) {
         self.0.refused.fetch_add(1, Relaxed);
     }
 
-    /// Returns true if enough memory is free for another connection. If not, connections of another address
-    /// that holds much memory are closed to free some; otherwise clients that hold nearly the whole budget
-    /// would lock out all others.
+    /// Returns true if a new connection from `peer` may be accepted. If there is not enough memory, but
+    /// another address holds more than a quarter of the budget, connections are asked to close and true is
+    /// returned. Without this rule, clients that hold nearly the whole budget could lock out all others.
     pub fn has_room_for(&self, peer: IpAddr) -> bool {
         let needed = CONNECTION_BYTES + STEP_BYTES;
         if self.staying() + needed <= self.0.bytes_max {
@@ -194,20 +204,22 @@ impl Budget {
         true
     }
 
-    /// Returns true if an address that holds this many bytes must free memory while memory is short.
+    /// Returns true if this number of bytes is so large that an address that holds it must free memory while
+    /// memory is short: more than a quarter of the budget.
     fn is_much_for_one_address(&self, bytes: usize) -> bool {
         bytes > self.0.bytes_max / 4
     }
 
-    /// Charges bytes once, however many connections hold a clone of the result, until the last clone is
-    /// dropped.
+    /// Counts `bytes` in the budget until the last clone of the result is dropped. They count once, even if
+    /// many connections hold a clone.
     fn share(&self, bytes: Bytes) -> Bytes {
         let len = bytes.len();
         self.reserve(len);
         Bytes::from_owner(Shared { bytes, len, budget: self.clone() })
     }
 
-    /// Charges bytes that a part of the server holds for clients, until the returned [`Charge`] is dropped.
+    /// Counts `bytes` that the server holds for clients, but not for a certain connection, until the returned
+    /// [`Charge`] is dropped.
     pub fn charge(&self, bytes: usize) -> Charge {
         self.reserve(bytes);
         Charge { budget: self.clone(), bytes }
@@ -245,7 +257,7 @@ impl Budget {
         Rc::new(account)
     }
 
-    /// Returns the bytes held by connections that were not asked to close.
+    /// Returns the number of counted bytes without those of connections that were asked to close.
     fn staying(&self) -> usize {
         self.0.held.load(Relaxed).saturating_sub(self.0.leaving.load(Relaxed))
     }
@@ -262,13 +274,14 @@ impl Budget {
         assert!(n <= held, "gave back {n} of {held} bytes of the budget");
     }
 
-    /// If more than `limit` bytes are held, tells connections to close until an eighth of the budget is free.
+    /// If more than `limit` bytes are held, asks connections to close, until the other connections hold at
+    /// most seven eighths of the budget.
     #[cold]
     fn shed(&self, limit: usize) {
         let mut wakers = Vec::new();
         {
             let holders = lock(&self.0.holders);
-            // Another thread may have freed memory while this one waited for the lock.
+            // Check again, because another thread may have freed memory while this one waited for the lock.
             if self.staying() <= limit {
                 return;
             }
@@ -288,9 +301,9 @@ impl Budget {
                 && let Some((weight, key)) = by_peer.get_mut(&peer).and_then(|(_, theirs)| theirs.pop())
             {
                 let holder = &holders.open[key];
-                // Set before the reservation is read. So a concurrent change of the reservation is either
-                // included in the result, or the connection's thread sees the flag, waits for the lock and
-                // corrects the count.
+                // The flag must be set before the reservation is read (see `Step`). If the connection changes
+                // its reservation concurrently, then either the new reservation is read here, or the
+                // connection's thread sees the flag, waits for the lock and corrects the count.
                 step(Step::Doom, || holder.doomed.store(true, SeqCst));
                 let leaving = step(Step::Weigh, || holder.weight());
                 holder.leaving.store(leaving, Relaxed);
@@ -322,10 +335,10 @@ impl Drop for Shared {
     }
 }
 
-/// Updates the bytes that count as leaving for a connection that was asked to close. Bytes that the
-/// connection has taken since are added, unless they were weighed already. Bytes that it has returned no
-/// longer count: the connection may stay open for a while, and the same memory would otherwise be given out
-/// twice. The lock on `Sums::holders` must be held.
+/// Updates the bytes that count as leaving for a connection that was asked to close, after its reservation
+/// has changed. `more` bytes that it has reserved since are added, unless they were included already. Bytes
+/// that it has returned no longer count as leaving: they are free now, and would otherwise count as free
+/// twice while the connection is still open. The lock on `Sums::holders` must be held.
 fn leave_with(holder: &Holder, budget: &Budget, more: usize) {
     let before = holder.leaving.load(Relaxed);
     let leaving = (before + more).min(holder.weight());
@@ -338,7 +351,7 @@ fn leave_with(holder: &Holder, budget: &Budget, more: usize) {
     }
 }
 
-/// Shared bytes queued for one client.
+/// Shared bytes that are queued for one client.
 struct Awaited {
     bytes: Bytes,
     holder: Arc<Holder>,
@@ -354,9 +367,9 @@ impl AsRef<[u8]> for Awaited {
 impl Drop for Awaited {
     fn drop(&mut self) {
         self.holder.shared.fetch_sub(self.bytes.len(), Relaxed);
-        // If the connection is asked to close at this moment, its size may still include these bytes; its
-        // next change corrects that. Synchronizing the threads for each message would cost more than this
-        // error.
+        // If another thread asks the connection to close at this moment, the bytes that count as leaving may
+        // still include these bytes, until the next change of the reservation corrects that. This small error
+        // is accepted, because synchronizing the threads for each message would cost more.
         if self.holder.doomed.load(Relaxed) {
             let _locked = lock(&self.budget.0.holders);
             leave_with(&self.holder, &self.budget, 0);
@@ -365,11 +378,12 @@ impl Drop for Awaited {
 }
 
 thread_local! {
-    /// Account of the connection whose turn runs on this thread.
+    /// Account of the connection that this thread serves at the moment.
     static TURN: RefCell<Option<Rc<Account>>> = const { RefCell::new(None) };
 }
 
-/// Turn of a connection on this thread, which ends when this is dropped.
+/// Guard of the time in which this thread serves a connection ([`Account::begin_turn`]). Dropping it ends
+/// this time.
 pub struct AccountTurn(Option<Rc<Account>>);
 
 impl Drop for AccountTurn {
@@ -378,7 +392,7 @@ impl Drop for AccountTurn {
     }
 }
 
-/// Bytes charged to a [`Budget`] but to no connection, until this is dropped.
+/// Bytes that count in a [`Budget`], but for no connection, until this value is dropped.
 #[derive(Debug)]
 pub struct Charge {
     budget: Budget,
@@ -386,7 +400,7 @@ pub struct Charge {
 }
 
 impl Charge {
-    /// Returns the bytes charged.
+    /// Returns the number of bytes that count in the budget.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
@@ -398,20 +412,20 @@ impl Drop for Charge {
     }
 }
 
-/// Memory that one connection holds, charged to the [`Budget`].
+/// Number of bytes that the server holds for one connection. They count in the [`Budget`].
 pub struct Account {
     budget: Budget,
     holder: Arc<Holder>,
     key: usize,
     held: Cell<usize>,
-    /// Bytes reserved from the budget; `held <= reserved`.
+    /// Number of bytes reserved from the budget, at least `held`.
     reserved: Cell<usize>,
     buffers: Cell<usize>,
-    /// Part of `held` that calls of the connection hold for requests and for answers that wait.
+    /// Number of bytes of `held` that belong to requests, and to answers that are not queued for sending yet.
     requests: Cell<usize>,
-    /// Bytes that the service examined for the connection and that are not yet counted as work of its turn.
+    /// Number of bytes that the service has examined for the connection since [`Account::take_looked_at`].
     looked_at: Cell<usize>,
-    /// Bytes that the service may examine before other connections have their turn.
+    /// Number of bytes that the service may still examine before the thread serves other connections.
     work_left: Cell<usize>,
 }
 
@@ -421,11 +435,12 @@ impl fmt::Debug for Account {
     }
 }
 
-/// Work in bytes that is counted for examining one key: copying that many bytes takes about the same time.
+/// Number of bytes that examining one key counts as work. Copying this many bytes takes about the same time.
 pub const KEY_BYTES: usize = 128;
 
-/// Counts keys and value bytes that a service has examined as work of the current connection's turn. Code
-/// that examines more than a few keys must call this, whether or not it returns them.
+/// Counts keys and bytes of values that a service has examined as work for the connection that this thread
+/// serves. Code that examines more than a few keys must call this, even if it does not return them to the
+/// client.
 pub fn note_work(keys: u64, bytes: u64) {
     if let Some(account) = Account::of_turn() {
         let work = keys.saturating_mul(KEY_BYTES as u64).saturating_add(bytes);
@@ -433,15 +448,16 @@ pub fn note_work(keys: u64, bytes: u64) {
     }
 }
 
-/// Returns the work, in bytes as counted by [`note_work`], that the current connection may do before others
-/// have their turn. Code that works in slices must not exceed this number by much, since many connections may
-/// have such turns one after the other. Outside of a front there is no limit.
+/// Returns how much work, in bytes as counted by [`note_work`], may still be done for the connection that
+/// this thread serves, before the thread serves others. Code that divides long work into slices must not
+/// exceed this by much, because a connection may have to wait for the slices of many others. Returns
+/// `usize::MAX` if the thread serves no connection.
 pub fn work_left() -> usize {
     TURN.with_borrow(|account| account.as_ref().map_or(usize::MAX, |account| account.work_left.get()))
 }
 
 impl Account {
-    /// Charges this many bytes.
+    /// Counts `n` more bytes as held.
     pub fn charge(&self, n: usize) {
         let held = self.held.get() + n;
         self.held.set(held);
@@ -450,7 +466,7 @@ impl Account {
         }
     }
 
-    /// Gives this many bytes back.
+    /// No longer counts `n` bytes as held.
     pub fn release(&self, n: usize) {
         let held = self.held.get();
         assert!(n <= held, "released {n} of {held} bytes of a connection");
@@ -460,13 +476,13 @@ impl Account {
         }
     }
 
-    /// Charges bytes of a request, or of an answer that waits to be queued.
+    /// Counts `n` more bytes as held, for a request or for an answer that is not queued for sending yet.
     pub fn charge_request(&self, n: usize) {
         self.requests.set(self.requests.get() + n);
         self.charge(n);
     }
 
-    /// Releases bytes charged by [`Account::charge_request`].
+    /// No longer counts `n` bytes that were counted with [`Account::charge_request`].
     pub fn release_request(&self, n: usize) {
         let requests = self.requests.get();
         assert!(n <= requests, "released {n} of {requests} bytes of requests");
@@ -474,7 +490,7 @@ impl Account {
         self.release(n);
     }
 
-    /// Returns the bytes charged for requests and for answers that wait to be queued.
+    /// Returns the number of bytes that are counted with [`Account::charge_request`].
     pub fn requests_bytes(&self) -> usize {
         self.requests.get()
     }
@@ -487,8 +503,8 @@ impl Account {
         step(Step::Publish, || self.holder.reserved.store(wanted, SeqCst));
         self.holder.address.reserved.fetch_add(more, Relaxed);
         if step(Step::See, || self.holder.doomed.load(SeqCst)) {
-            // The connection returns these bytes soon, because it is closing. So other connections need not
-            // be closed for them.
+            // Count the bytes as held and as leaving: the connection is closing and will return them soon, so
+            // no other connection is asked to close for them.
             let _locked = lock(&self.budget.0.holders);
             self.budget.0.held.fetch_add(more, Relaxed);
             leave_with(&self.holder, &self.budget, more);
@@ -512,15 +528,15 @@ impl Account {
         }
     }
 
-    /// Marks shared bytes as queued for this client until the result is dropped. They are already charged to
-    /// the budget. The mark matters only when the budget is exceeded and the connections that hold most are
-    /// selected.
+    /// Records that shared bytes are queued for this client until the result is dropped. They already count
+    /// in the budget. The record is used only when the budget is exceeded, to find the connections that hold
+    /// most.
     pub fn wait_for(&self, bytes: Bytes) -> Bytes {
         self.holder.shared.fetch_add(bytes.len(), Relaxed);
         Bytes::from_owner(Awaited { bytes, holder: self.holder.clone(), budget: self.budget.clone() })
     }
 
-    /// Sets the charge for the connection's read and write buffers to `bytes`.
+    /// Sets the number of bytes that are counted for the connection's read and write buffers.
     pub fn set_buffers(&self, bytes: usize) {
         let before = self.buffers.replace(bytes);
         if bytes > before {
@@ -530,9 +546,9 @@ impl Account {
         }
     }
 
-    /// Returns true if this connection must not begin further calls: memory is short, and both the connection
-    /// and its address hold much. If another address holds much as well, connections of that address are asked
-    /// to close before this connection has to wait.
+    /// Returns true if this connection must not begin further calls at the moment. That is so if more than
+    /// three quarters of the budget are in use, the connection holds more than 1/32 of the budget and more
+    /// than 1 MiB, and its address holds more than a quarter of the budget.
     pub fn is_pressed(&self) -> bool {
         let held = self.held.get();
         held > SMALL_BYTES && {
@@ -543,13 +559,13 @@ impl Account {
         }
     }
 
-    /// Returns true if the connection must close, because the budget was exceeded and the connection was
-    /// selected.
+    /// Returns true if the connection must close: the budget was exceeded, and this connection was selected
+    /// to free memory.
     pub fn is_doomed(&self) -> bool {
         self.holder.doomed.load(Relaxed)
     }
 
-    /// Wakes the task of `waker` when the connection must close.
+    /// Registers a waker, which is woken when the connection must close. Replaces the one registered before.
     pub fn wake_when_doomed(&self, waker: &Waker) {
         let mut slot = lock(&self.holder.waker);
         if !slot.as_ref().is_some_and(|old| old.will_wake(waker)) {
@@ -557,57 +573,57 @@ impl Account {
         }
     }
 
-    /// Resolves when the connection must close.
+    /// Becomes ready when the connection must close.
     pub fn poll_doomed(&self, cx: &mut Context<'_>) -> Poll<()> {
         if self.is_doomed() {
             return Poll::Ready(());
         }
         self.wake_when_doomed(cx.waker());
-        // The flag may have been set before the waker was registered.
+        // Check again, because the flag may have been set before the waker was registered.
         if self.holder.doomed.load(SeqCst) { Poll::Ready(()) } else { Poll::Pending }
     }
 
-    /// Returns the account of the connection whose turn runs on this thread, so that a service can charge
-    /// memory for a unary call; unary calls are answered within turns of their connection. `None` outside of
-    /// a front.
+    /// Returns the account of the connection that this thread serves at the moment; `None` if it serves none.
+    /// With it, a service can count memory for a unary call, which is answered while the thread serves the
+    /// call's connection.
     pub fn of_turn() -> Option<Rc<Account>> {
         TURN.with_borrow(Clone::clone)
     }
 
-    /// Begins a turn of this connection: [`Account::of_turn`] returns this account until the result is
-    /// dropped.
+    /// Records that this thread serves this connection from now on, until the result is dropped. Meanwhile
+    /// [`Account::of_turn`] returns this account.
     pub fn begin_turn(self: &Rc<Self>) -> AccountTurn {
         AccountTurn(TURN.replace(Some(self.clone())))
     }
 
-    /// Counts bytes that a service examined for the connection in addition to its answer, so that they count
-    /// towards the work limit of the turn.
+    /// Counts bytes as work that a service has examined for the connection in addition to the bytes of the
+    /// answer.
     pub fn looked_at(&self, bytes: usize) {
         self.looked_at.set(self.looked_at.get().saturating_add(bytes));
         self.spend_work(bytes);
     }
 
-    /// Subtracts bytes from the remaining work of the turn.
+    /// Subtracts bytes from the work that may still be done before the thread serves other connections.
     pub fn spend_work(&self, bytes: usize) {
-        // `usize::MAX` means no limit.
+        // Leave `usize::MAX` unchanged, because it means that there is no limit.
         if self.work_left.get() < usize::MAX {
             self.work_left.set(self.work_left.get().saturating_sub(bytes));
         }
     }
 
-    /// Sets the bytes that the service may examine before other connections have their turn ([`work_left`]).
-    /// A front calls this at the beginning of each turn; tests that drive a service without a front may call
-    /// it too.
+    /// Sets the number of bytes that the service may examine before the thread serves other connections
+    /// ([`work_left`]). A front calls this whenever it begins to serve the connection. Tests that call a
+    /// service without a front may call it, too.
     pub fn allow_work(&self, bytes: usize) {
         self.work_left.set(bytes);
     }
 
-    /// Returns and clears the bytes counted by [`Account::looked_at`].
+    /// Returns the number of bytes counted by [`Account::looked_at`] since the last call.
     pub fn take_looked_at(&self) -> usize {
         self.looked_at.take()
     }
 
-    /// Returns the bytes charged to this account.
+    /// Returns the number of bytes that are counted as held for the connection.
     pub fn held_bytes(&self) -> usize {
         self.held.get()
     }
@@ -617,13 +633,13 @@ impl Account {
         &self.budget
     }
 
-    /// Charges bytes to the budget once, however many connections hold a clone of the result. For
-    /// `front::Outbound::try_send_shared`.
+    /// Counts `bytes` in the budget until the last clone of the result is dropped. They count once, even if
+    /// many connections hold a clone. For `front::Outbound::try_send_shared`.
     pub fn share(&self, bytes: Bytes) -> Bytes {
         self.budget.share(bytes)
     }
 
-    /// Charges bytes that a service holds for this connection, until the result is dropped.
+    /// Counts bytes that a service holds for this connection, until the result is dropped.
     pub fn hold(self: &Rc<Self>, bytes: usize) -> Held {
         self.charge(bytes);
         Held { account: self.clone(), bytes }
@@ -635,7 +651,8 @@ impl Drop for Account {
         let mut holders = lock(&self.budget.0.holders);
         drop(holders.open.remove(self.key));
         self.holder.address.reserved.fetch_sub(self.reserved.get(), Relaxed);
-        // One reference is in the map and one in this account's holder.
+        // Remove the address with its last connection: only two references are left then, one in the map, and
+        // one in the holder of this account.
         if Arc::strong_count(&self.holder.address) == 2 {
             holders.addresses.remove(&self.holder.address.peer);
         }
@@ -644,7 +661,7 @@ impl Drop for Account {
     }
 }
 
-/// Bytes charged to an [`Account`] until this is dropped.
+/// Bytes that count in an [`Account`] until this value is dropped.
 #[derive(Debug)]
 pub struct Held {
     account: Rc<Account>,
@@ -652,7 +669,7 @@ pub struct Held {
 }
 
 impl Held {
-    /// Changes the charge to `bytes` bytes.
+    /// Changes the number of counted bytes to `bytes`.
     pub fn set(&mut self, bytes: usize) {
         if bytes > self.bytes {
             self.account.charge(bytes - self.bytes);
@@ -662,12 +679,12 @@ impl Held {
         self.bytes = bytes;
     }
 
-    /// Returns the bytes charged.
+    /// Returns the number of bytes that count in the account.
     pub fn bytes(&self) -> usize {
         self.bytes
     }
 
-    /// Returns the account that the bytes are charged to.
+    /// Returns the account in which the bytes count.
     pub fn account(&self) -> &Rc<Account> {
         &self.account
     }

@@ -2,17 +2,18 @@ use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use api::Code;
 
-/// Adds to a counter that only its own shard writes, so no atomic read-modify-write is needed.
+/// Adds `n` to a counter. Only one thread may write the counter, because the addition is not atomic: it is a
+/// load and a store, which are faster.
 pub fn add(counter: &AtomicU64, n: u64) {
     counter.store(counter.load(Relaxed).wrapping_add(n), Relaxed);
 }
 
-/// Counters of one method on one shard. Any thread may read them with `load`; only the shard writes them.
+/// Counters of one gRPC method on one shard. Only the shard's thread writes them; any thread may read them.
 #[derive(Debug, Default)]
 pub struct MethodCounters {
-    /// Number of calls begun.
+    /// Number of calls that have begun.
     pub started: AtomicU64,
-    /// Number of calls ended, indexed by [`Code`] number.
+    /// Number of calls that have ended with each status; the index is the number of the [`Code`].
     pub handled: [AtomicU64; Code::ALL.len()],
     /// Number of messages received.
     pub messages_received: AtomicU64,
@@ -20,24 +21,25 @@ pub struct MethodCounters {
     pub messages_sent: AtomicU64,
 }
 
-/// Counters of one shard. The sum over `front::Front::counters` covers the whole front.
+/// Counters of one shard, a thread of the front that serves connections. `front::Front::counters` returns
+/// those of all shards.
 #[derive(Debug)]
 pub struct ShardCounters {
-    /// Counters per method, indexed by method id.
+    /// Counters of each method; the index is the method id.
     pub methods: Vec<MethodCounters>,
-    /// Bytes of gRPC messages received, as on the wire, without prefixes.
+    /// Number of bytes of the received gRPC messages, as they were transferred, without the 5-byte prefixes.
     pub bytes_received: AtomicU64,
-    /// Bytes of gRPC messages sent, as on the wire, without prefixes.
+    /// Number of bytes of the sent gRPC messages, as they were transferred, without the 5-byte prefixes.
     pub bytes_sent: AtomicU64,
     /// Number of messages received, for all methods together.
     pub messages_received: AtomicU64,
     /// Number of open connections.
     pub connections: AtomicUsize,
-    /// True while the shard's thread waits for a disk; new connections go to other shards then.
+    /// True while the shard's thread waits for a disk. New connections are then given to other shards.
     pub stands_still: AtomicBool,
-    /// Number of connections closed for pinging too often.
+    /// Number of connections that were closed because the client has sent too many pings.
     pub too_many_pings: AtomicU64,
-    /// Number of streams reset because they held data without progress.
+    /// Number of streams that were reset because data was buffered for them, and they made no progress.
     pub stalled_streams: AtomicU64,
 }
 
@@ -61,7 +63,8 @@ impl ShardCounters {
         &self.methods[usize::from(id)]
     }
 
-    /// Counts a call that begins. Like the other counting methods, only the shard's own thread may call it.
+    /// Counts a call that begins. Only the shard's thread may call this method and the other counting
+    /// methods.
     pub fn started(&self, id: u16) {
         add(&self.method(id).started, 1);
     }

@@ -1,6 +1,6 @@
-//! Comparison with other members: computes the hashes of this member, and requests the hashes of the others.
-//! `corruption` and `divergence` decide what a difference means; the crate `server` answers the requests of
-//! other members.
+//! Provides the hashes with which members compare their data: computes the hashes of this member, and
+//! requests those of the other members. `corruption` and `divergence` compare them. The crate `server`
+//! answers the requests of other members.
 
 use std::fmt::{self, Write as _};
 use std::io;
@@ -23,27 +23,30 @@ use replica::shared::Shared;
 use storage::kv_hash::KvHash;
 use storage::values::LogValues;
 
-/// HTTP path of the hash of a member's store, the same as on members of etcd.
+/// HTTP path at which a member returns the hash of its store. Members that run etcd have the same path.
 pub const HASH_KV: &str = "/members/hashkv";
-/// HTTP path of the hashes of a member's state after each of its last entries.
+/// HTTP path at which a member returns the hashes of its state after each of its last entries. Only Mainstay
+/// has it.
 pub const STATE_HASHES: &str = "/mainstay/state-hashes";
 
-/// Version of the state hash. Hashes of different versions are not compared. Version 1 included the remaining
-/// times of leases.
+/// Version of the algorithm of the state hashes. Hashes of different versions must not be compared. Version 1
+/// included the remaining times of leases.
 const ALGORITHM: u64 = 2;
-/// Number of key versions that are hashed in one slice.
+/// Number of key versions that are hashed with one snapshot of the store. After them, the computation checks
+/// whether it should stop, and takes a new snapshot, so that no snapshot is kept for long.
 const HASHED_PER_SLICE: usize = 4096;
 
 /// Name of the HTTP header with the id of the cluster, in hexadecimal, to which a request or response
 /// belongs.
 pub const CLUSTER_ID: &str = "x-etcd-cluster-id";
-/// etcd's error texts for a revision that has no hash. Members recognize the reason by them.
+/// etcd's error messages for a revision that has no hash. A member sends them as the reason, and recognizes
+/// the reason of other members by them.
 const COMPACTED: &str = "mvcc: required revision has been compacted";
 const FUTURE: &str = "mvcc: required revision is a future revision";
-/// etcd's error text for a request that names another cluster.
+/// etcd's error message for a request that was meant for another cluster.
 pub const OTHER_CLUSTER: &str = "cluster ID mismatch";
 
-/// A hash of all data up to a revision, as the call HashKV returns it.
+/// A hash of all data up to a revision, with the same algorithm as etcd's call HashKV.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Hashed {
     /// The hash.
@@ -56,20 +59,20 @@ pub struct Hashed {
     pub current_revision: Revision,
 }
 
-/// Reason why the state of this member cannot be hashed. The texts about revisions are etcd's.
+/// Reason why the state of this member cannot be hashed. Errors about revisions have etcd's messages.
 #[derive(Debug)]
 pub enum HashError {
-    /// The revision was compacted, or is in the future.
+    /// The revision was compacted, or the store has not reached it.
     Revision(RevisionError),
     /// The revision was compacted while it was being read.
     Overtaken(Overtaken),
     /// A value cannot be read.
     Read(Status),
-    /// The computation was ended early by its caller.
+    /// The caller has ended the computation early.
     Stopped,
     /// The thread for the hashing cannot be started.
     NoThread(io::Error),
-    /// The hashing thread has ended without a result, which is a bug.
+    /// The hashing thread has ended without a result. Happens only if it panicked.
     ThreadEnded,
 }
 
@@ -110,22 +113,22 @@ pub enum HashAnswer {
     Future,
     /// The member belongs to another cluster.
     OtherCluster,
-    /// The member returned nothing usable; the text is the reason.
+    /// The member has returned no valid hash. Contains the reason.
     Nothing(String),
 }
 
-/// Returns the id of this member's cluster, in the form of the header [`CLUSTER_ID`].
+/// Returns the id of this member's cluster in hexadecimal, as it is in the header [`CLUSTER_ID`].
 pub fn cluster_id(shared: &Shared) -> String {
     format!("{:x}", shared.member.identity.cluster_id)
 }
 
-/// Hashes the current state up to a revision; 0 means the newest one. This takes long, so it must not run on
-/// a thread that serves clients. Setting `stop` ends it early.
+/// Computes the hash of the data up to a revision; 0 means the newest one. This may take long, so it must not
+/// run on a thread that serves clients. Setting `stop` to true ends it early.
 ///
 /// # Errors
 ///
-/// Returns an error if the revision was compacted or is in the future, a value cannot be read, or `stop` was
-/// set.
+/// Returns an error if the revision was compacted or is in the future, if a value cannot be read, or if
+/// `stop` was set.
 pub fn hash_of(shared: &Arc<Shared>, revision: Revision, stop: &AtomicBool) -> Result<Hashed, HashError> {
     let began = Instant::now();
     let (state, published) = shared.read_long(Reader::Hash);
@@ -157,12 +160,13 @@ pub fn hash_of(shared: &Arc<Shared>, revision: Revision, stop: &AtomicBool) -> R
     Ok(Hashed { hash: hash.finish(), compact_revision, revision, current_revision })
 }
 
-/// Returns the hash at a revision for another member; 0 means the newest revision. The hashes of the last
-/// compactions are known; any other hash is computed on a separate thread.
+/// Returns the hash at a revision, for another member; 0 means the newest revision. If the revision is that
+/// of one of the last compactions, its hash is already known. Otherwise the hash is computed on a separate
+/// thread.
 ///
 /// # Errors
 ///
-/// Returns an error if the revision was compacted or is in the future, or a value cannot be read.
+/// Returns an error if the revision was compacted or is in the future, or if a value cannot be read.
 pub async fn hash_at(shared: &Arc<Shared>, revision: Revision) -> Result<Hashed, HashError> {
     match hash_of_compaction(shared, revision).await {
         Some(hashed) => Ok(hashed),
@@ -170,7 +174,9 @@ pub async fn hash_at(shared: &Arc<Shared>, revision: Revision) -> Result<Hashed,
     }
 }
 
-/// Returns the hash of the compaction at exactly this revision, if it is one of the last compactions.
+/// Returns the hash of the compaction at this revision, and waits for it if it is being computed. Returns
+/// `None` if none of the last compactions was at this revision, or if the computation has ended without a
+/// hash.
 async fn hash_of_compaction(shared: &Shared, revision: Revision) -> Option<Hashed> {
     let cached = shared.data.compaction_hashes.at(revision)?;
     let compact_revision = cached.compact_revision;
@@ -179,7 +185,7 @@ async fn hash_of_compaction(shared: &Shared, revision: Revision) -> Option<Hashe
     Some(Hashed { hash, compact_revision, revision, current_revision })
 }
 
-/// Computes a hash on a separate thread, because the calling thread serves clients.
+/// Computes the hash at a revision on a separate thread, because the calling thread serves clients.
 async fn hash_elsewhere(shared: &Arc<Shared>, revision: Revision) -> Result<Hashed, HashError> {
     if !shared.member.threads {
         return hash_of(shared, revision, &AtomicBool::new(false));
@@ -189,7 +195,7 @@ async fn hash_elsewhere(shared: &Arc<Shared>, revision: Revision) -> Result<Hash
     std::thread::Builder::new()
         .name("hash".to_owned())
         .spawn(move || {
-            // The receiver may have been dropped; then no answer is needed.
+            // An error is ignored: it means that the caller no longer waits for the hash.
             let _ = sender.send(hash_of(&hashing, revision, &AtomicBool::new(false)));
         })
         .map_err(HashError::NoThread)?;
@@ -228,7 +234,7 @@ pub fn read_hash(answer: Result<Response<Bytes>, RequestError>) -> HashAnswer {
     let Ok(told) = serde_json::from_str::<Value>(&text) else {
         return HashAnswer::Nothing("the answer is not JSON".to_owned());
     };
-    // Go omits fields whose value is 0.
+    // A missing field has the value 0, because Go omits such fields.
     let hash = told.get("hash").map_or(Some(0), Value::as_u64).and_then(|hash| u32::try_from(hash).ok());
     let number = |value: &Value| if value.is_null() { Some(0) } else { value.as_i64() };
     match (
@@ -280,12 +286,13 @@ async fn ask_others(
     answers
 }
 
-/// Encodes the newest points of a trail.
+/// Encodes the newest points of a trail, which is the list of a member's state hashes, as JSON for another
+/// member.
 pub fn write_trail(trail: &StateTrail) -> String {
     let newest = &trail.points[trail.points.len().saturating_sub(STATE_TRAIL_POINTS_MAX)..];
     let mut body = String::with_capacity(64 + newest.len() * 48);
-    // The JSON is written by hand for speed, because it is requested every two seconds. Writing to a string
-    // cannot fail.
+    // Format the JSON without a library, because that is faster, and the leader requests it every two
+    // seconds. Results are ignored, because writing to a `String` cannot fail.
     let _ =
         write!(body, "{{\"algorithm\":{ALGORITHM},\"applied_index\":{},\"points\":[", trail.applied_index);
     for (point, at) in newest.iter().zip(0..) {
@@ -296,8 +303,8 @@ pub fn write_trail(trail: &StateTrail) -> String {
     body
 }
 
-/// Decodes the output of [`write_trail`]. Returns `None` for any other text, and for hashes of another
-/// version.
+/// Decodes the output of [`write_trail`]. Returns `None` if `text` is anything else, or if its hashes have
+/// another version.
 pub fn read_trail(text: &[u8]) -> Option<StateTrail> {
     let told: Value = serde_json::from_slice(text).ok()?;
     if told["algorithm"].as_u64()? != ALGORITHM {
@@ -318,14 +325,16 @@ pub fn read_trail(text: &[u8]) -> Option<StateTrail> {
 }
 
 /// Requests the state hashes of all other members, in parallel. `from` returns for each member the log index
-/// at which the hashes should begin. Members that return no hashes, such as etcd's, are left out.
+/// at which its hashes should begin. Members that return no valid hashes are left out, for example those that
+/// run etcd.
 pub async fn trails_of_others(
     shared: &Shared,
     timeout: Duration,
     from: impl Fn(u64) -> Index,
 ) -> Vec<(u64, StateTrail)> {
-    // By a wrong configuration, the address of a member may belong to another cluster. A difference from that
-    // cluster is no reason for an alarm.
+    // Send the cluster id, so that members of another cluster refuse the request. Due to a wrong
+    // configuration, the address of a member may belong to another cluster, and a difference from its data
+    // must not raise an alarm.
     let cluster = cluster_id(shared);
     let question = |id| {
         Request::get(format!("{STATE_HASHES}?from={}", from(id)))

@@ -1,6 +1,6 @@
-//! etcd's checks that all members hold the same data, by the hash of HashKV: once when a member starts, and
-//! regularly on the leader. The compared data is the same as in etcd, and so is the choice of the member that
-//! is blamed for a difference.
+//! Makes etcd's checks that all members have the same data, which compare the hashes of HashKV: once when a
+//! member starts, and regularly on the leader. As in etcd, they compare only keys and values, and they name
+//! the member as corrupt that etcd would name.
 
 use std::fmt;
 use std::sync::Arc;
@@ -18,20 +18,22 @@ use storage::block_on::block_on;
 use storage::compaction_hash::KnownHash;
 use telemetry::logging::{Logger, Value};
 
-/// Result of comparing another member's hash with this member's hash when this member starts.
+/// Result of comparing the hashes of another member and of this member when this member starts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Initial {
     /// The hashes are equal.
     Same,
-    /// The hashes differ although the compact revisions are equal, so the data is corrupt.
+    /// The hashes differ although the compact revisions are equal. So the data of one of the members is
+    /// corrupt.
     Differs,
-    /// The hashes differ, but the compact revisions differ as well, so this proves nothing.
+    /// The hashes differ, but so do the compact revisions. This is no proof of corruption, because compacted
+    /// data is not part of the hash.
     NotComparable,
-    /// The other member has no hash at this revision.
+    /// The other member has returned no hash, for example because it has not reached this revision.
     Unknown,
 }
 
-/// Reason why a member does not start with its state. The texts are etcd's.
+/// Reason why a member does not start after its initial corruption check. The messages are etcd's.
 #[derive(Debug)]
 pub enum InitialCheckError {
     /// This member's state cannot be hashed.
@@ -41,7 +43,7 @@ pub enum InitialCheckError {
         /// Reason why the state cannot be hashed.
         error: HashError,
     },
-    /// Another member has different data.
+    /// Another member has different data than this member.
     Differs {
         /// Id of the member that does not start.
         member_id: u64,
@@ -75,7 +77,7 @@ impl std::error::Error for InitialCheckError {
 enum CheckError {
     /// This member's state cannot be hashed.
     Hash(HashError),
-    /// This member cannot make a linearizable read.
+    /// The linearizable read that the check needs has failed.
     Read(Status),
     /// The member is stopping.
     Stopping,
@@ -107,7 +109,7 @@ impl std::error::Error for CheckError {
     }
 }
 
-/// Compares the response of another member with this member's hash, when this member starts.
+/// Compares the response of another member with the hash of this member when this member starts.
 pub fn compare_initially(own: &Hashed, answer: &HashAnswer) -> Initial {
     match answer {
         HashAnswer::Hashed(theirs) if theirs.hash == own.hash => Initial::Same,
@@ -117,8 +119,8 @@ pub fn compare_initially(own: &Hashed, answer: &HashAnswer) -> Initial {
     }
 }
 
-/// Compares the state with which this member starts with the states of all others. This reads all values and
-/// then waits for the slowest member, for up to the request timeout.
+/// Compares the data with which this member starts with the data of all other members. Reads all values of
+/// this member, and then waits for all responses, at most for the request timeout.
 ///
 /// # Errors
 ///
@@ -170,11 +172,11 @@ pub fn check_initially(shared: &Arc<Shared>, logger: &Logger) -> Result<(), Init
     Ok(())
 }
 
-/// Returns the findings of the leader's periodic check, in order. Each consists of the member that the alarm
-/// should name, and the reason. etcd's alarm names only the member of the first finding.
+/// Returns the findings of the leader's periodic check. Each consists of the member that is corrupt according
+/// to etcd's rules, and the reason. The alarm names only the member of the first finding, as in etcd.
 ///
-/// `first` is this member's hash from before it asked the other members. `second` is its hash after a
-/// linearizable read that followed their responses.
+/// `first` is the hash of this member, the leader, before it requested the hashes of the others. `second` is
+/// its hash after their responses and a linearizable read.
 pub fn compare_periodically(
     leader: u64,
     first: &Hashed,
@@ -201,10 +203,10 @@ pub fn compare_periodically(
     found
 }
 
-/// Returns the members that the alarm should name if members have different data. The members of one group
-/// have the same data; `members` is the number of all members. If one group is a majority of all members,
-/// returns the members of the other groups. If no group is a majority, returns 0, which stands for an unknown
-/// member. If there is only one group, returns an empty list.
+/// Returns the members that the alarm should name. The members of each group have the same data; `members` is
+/// the number of all members of the cluster. If there is only one group, returns an empty list. If one group
+/// is a majority of all members, returns the members of the other groups. Otherwise it is not known which
+/// data is correct, and the result is 0, which stands for an unknown member.
 pub fn minority(groups: &[Vec<u64>], members: usize) -> Vec<u64> {
     if groups.len() < 2 {
         return Vec::new();
@@ -219,13 +221,13 @@ pub fn minority(groups: &[Vec<u64>], members: usize) -> Vec<u64> {
 pub enum OfCompaction {
     /// All members have the same hash.
     Same,
-    /// Only some members could be compared, and they have the same hash; contains their number.
+    /// Only some of the other members could be compared, and they have the same hash. Contains their number.
     Incomplete(usize),
-    /// The hashes differ; contains the members that the alarm should name, see [`minority`].
+    /// The hashes differ. Contains the members that the alarm should name (see [`minority`]).
     Differs(Vec<u64>),
 }
 
-/// Compares the leader's hash of a compaction with those of the other members.
+/// Compares the leader's hash of a compaction with the hashes of the other members.
 pub fn compare_compaction(leader: u64, ours: KnownHash, answers: &[(u64, HashAnswer)]) -> OfCompaction {
     let mut groups: Vec<(u32, Vec<u64>)> = vec![(ours.hash, vec![leader])];
     let mut compared = 0;
@@ -250,7 +252,7 @@ pub fn compare_compaction(leader: u64, ours: KnownHash, answers: &[(u64, HashAns
     }
 }
 
-/// Timer of one kind of check.
+/// Interval of one kind of check, and the time of the next check.
 #[derive(Clone, Copy)]
 struct Timer {
     interval: Duration,
@@ -272,8 +274,8 @@ impl Timer {
     }
 }
 
-/// The checks that the leader makes. Each of them runs on a separate thread, because it may read all data.
-/// Only one runs at a time.
+/// The corruption checks that the leader makes regularly. They run on a separate thread, because they may
+/// read all data. A check begins only after the previous one has ended.
 pub struct CorruptionChecks {
     checker: Arc<Checker>,
     periodic: Option<Timer>,
@@ -285,7 +287,8 @@ struct Checker {
     shared: Arc<Shared>,
     logger: Arc<Logger>,
     stop: AtomicBool,
-    /// Highest revision of a compaction whose hash was found to be equal on all members.
+    /// Highest revision of a compaction whose hash was equal on all members. Compactions up to it are not
+    /// compared again.
     checked_through: AtomicI64,
 }
 
@@ -316,22 +319,23 @@ impl CorruptionChecks {
         }
     }
 
-    /// Returns `None` if no check is due. Otherwise returns if the periodic check is due, and if the check of
-    /// compactions is due. Only the leader has checks that are due.
+    /// Returns whether the periodic check is due, and whether the check of compactions is due; `None` if
+    /// neither is, or if this member is not the leader.
     fn due(&mut self, leads: bool, now: Instant) -> Option<(bool, bool)> {
         let periodic = self.periodic.as_mut().is_some_and(|timer| timer.is_due(now));
         let compactions = self.of_compactions.as_mut().is_some_and(|timer| timer.is_due(now));
         (leads && (periodic || compactions)).then_some((periodic, compactions))
     }
 
-    /// Makes the checks that are due on the calling thread, if this member is the leader.
+    /// Makes the checks that are due, on the calling thread, if this member is the leader (`leads`).
     pub async fn turn_here(&mut self, leads: bool, now: Instant) {
         if let Some((periodic, compactions)) = self.due(leads, now) {
             self.checker.run(periodic, compactions).await;
         }
     }
 
-    /// Starts the checks that are due, if this member is the leader. Does not block.
+    /// Starts the checks that are due, on a separate thread, if this member is the leader (`leads`). Does
+    /// nothing while earlier checks are running. Does not block.
     pub fn turn(&mut self, leads: bool, now: Instant) {
         if self.running.as_ref().is_some_and(|running| !running.is_finished()) {
             return;
@@ -350,7 +354,7 @@ impl CorruptionChecks {
         }
     }
 
-    /// Ends a running check early. Does not wait for its end, because the check may be waiting for other
+    /// Makes a running check end early. Does not wait until it has ended, because it may be waiting for other
     /// members.
     pub fn stop(&self) {
         self.checker.stop.store(true, Ordering::Relaxed);
@@ -414,7 +418,8 @@ impl Checker {
         Ok(())
     }
 
-    /// Looks for the newest compaction whose hash all members know, and compares that hash.
+    /// Compares the hashes of the last compactions with those of the other members, newest first. Stops at
+    /// the first compaction whose hashes differ, or are equal on all members, now or in an earlier check.
     async fn check_compactions(&self) {
         let leader = self.shared.member.identity.member_id;
         let checked_through = self.checked_through.load(Ordering::Relaxed);

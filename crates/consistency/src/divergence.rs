@@ -1,11 +1,11 @@
-//! Continuous comparison by the leader. Every two seconds, the leader requests from the other members the
-//! hashes of their states after each of their last entries. So it finds the first entry after which a
-//! member's state differs.
+//! Finds members whose state differs from that of the leader, soon after the first entry that has a different
+//! effect on them. Every two seconds, the leader requests from the other members the hashes of their states
+//! after each of their last entries, and compares them with its own.
 //!
-//! A difference raises etcd's CORRUPT alarm, with etcd's meaning: while the alarm is raised, no member
-//! accepts writes, whichever member it names. This is stricter than necessary, because the majority is known
-//! to be correct, but clients and operators know the alarm in this form. Unlike in etcd, the named member
-//! also stops answering reads (COMPAT-20), and does not lead.
+//! A difference raises the CORRUPT alarm, which has the same effect as in etcd: no member accepts writes
+//! until the alarm is disarmed, not only the member that the alarm names. This is stricter than necessary if
+//! a majority agrees, but clients and operators know the alarm in this form. Unlike in etcd, the named member
+//! also stops answering reads (COMPAT-20), and cannot be the leader.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
@@ -22,25 +22,26 @@ use telemetry::logging::{Logger, Value};
 
 /// Interval between two comparisons.
 pub const INTERVAL: Duration = Duration::from_secs(2);
-/// Time to wait for the responses of the other members.
+/// Time limit for the responses of the other members.
 const TIMEOUT: Duration = Duration::from_secs(1);
-/// Number of rounds for which the alarm is delayed while a lagging member has not yet reached the entry that
-/// decides which member differs.
+/// Number of rounds after which the alarm is raised even if a lagging member, which would decide which member
+/// is wrong, has not reached the first entry that differs yet.
 const PATIENCE_ROUNDS: u32 = 5;
 
-/// The result of one round of comparisons.
+/// Result of one round of comparisons.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Verdict {
-    /// Members that could be compared, each with the result.
+    /// Ids of the members that could be compared, each with the result of its comparison.
     pub compared: Vec<(u64, TrailComparison)>,
     /// Ids of the members that the alarm should name; 0 if it cannot be determined which member differs.
     pub named: Vec<u64>,
-    /// True if lagging members will decide which member differs, once they have applied more entries.
+    /// True if some members have not reached the first entry that differs yet. Once they have, it may be
+    /// known which member is wrong.
     pub awaited: bool,
 }
 
-/// Compares the hashes of this member with those of others. `members` is the number of members in the
-/// cluster.
+/// Compares the state hashes of this member (`own`) with those of the others. `members` is the number of
+/// members in the cluster.
 pub fn judge(own: u64, ours: &StateTrail, others: &[(u64, StateTrail)], members: usize) -> Verdict {
     let mut verdict = Verdict::default();
     let mut first: Option<Index> = None;
@@ -54,16 +55,16 @@ pub fn judge(own: u64, ours: &StateTrail, others: &[(u64, StateTrail)], members:
         }
     }
     let Some(first) = first else { return verdict };
-    // Group the members by their states, because members that differ from this member may agree with each
-    // other.
+    // Group the members by their states. Members that differ from this member may agree with each other, and
+    // even be the majority.
     let mut groups: Vec<(Option<&StateTrail>, Vec<u64>)> = vec![(None, vec![own])];
     for ((id, comparison), theirs) in verdict.compared.iter().filter_map(|(id, comparison)| {
         let (_, theirs) = others.iter().find(|(other, _)| other == id)?;
         Some(((*id, *comparison), theirs))
     }) {
         match comparison {
-            // The member has not reached the first entry that differs, so it cannot be assigned to a group
-            // yet.
+            // Wait for this member: it has not reached the first entry that differs, so it cannot be assigned
+            // to a group yet.
             TrailComparison::Same { through } if through < first => verdict.awaited = true,
             TrailComparison::Same { .. } => groups[0].1.push(id),
             TrailComparison::Different { .. } => {
@@ -83,14 +84,15 @@ pub fn judge(own: u64, ours: &StateTrail, others: &[(u64, StateTrail)], members:
     verdict
 }
 
-/// State that is kept from one round to the next.
+/// Makes the comparisons, and keeps what is needed from one round to the next.
 pub struct Divergence {
     shared: Arc<Shared>,
     logger: Arc<Logger>,
-    /// Log index up to which each member was last found equal.
+    /// Log index up to which each member's states were equal to those of this member in the last comparison,
+    /// by member id.
     through: BTreeMap<u64, Index>,
-    /// First entry that differs, for each member that differs; needed so that the difference is logged only
-    /// once.
+    /// First entry that differs, for each member whose state differs, by member id. Members in the map were
+    /// already logged.
     differing: BTreeMap<u64, Index>,
     rounds_awaited: u32,
 }
@@ -107,7 +109,8 @@ impl Divergence {
         }
     }
 
-    /// Runs one round of comparisons. This may take twice the timeout.
+    /// Makes one round of comparisons. May take 2 s, because the hashes may be requested twice, each time
+    /// with a limit of 1 s.
     pub async fn compare(&mut self) {
         let members = Arc::clone(&self.shared.state.load().members);
         self.through.retain(|id, _| members.by_id.contains_key(id));
@@ -116,8 +119,9 @@ impl Divergence {
             return;
         }
         let Some(mut verdict) = self.ask(members.by_id.len()).await else { return };
-        // If a member was equal before and is no longer, for example because it restarted with other data,
-        // request all its hashes in order to find the first difference.
+        // If a member was equal before and now differs from the first hash on, the first entry that differs
+        // is possibly earlier, for example because the member has restarted with other data. Request all
+        // hashes of such a member to find it.
         let lost = |(id, comparison): &(u64, TrailComparison)| {
             let known = self.through.get(id).is_some_and(|through| *through > Index(0));
             (known && matches!(comparison, TrailComparison::Different { at_first: true, .. })).then_some(*id)
@@ -134,8 +138,8 @@ impl Divergence {
 
     async fn ask(&self, members: usize) -> Option<Verdict> {
         let known = |id: u64| self.through.get(&id).copied().unwrap_or_default();
-        // Ask the other members before reading this member's own hashes. The hashes that are read last
-        // include the most entries, and this member must have hashes for the entries that the others report.
+        // Request the hashes of the others before reading those of this member, the leader. By then it has
+        // hashes for all entries for which the others have returned some.
         let others = trails_of_others(&self.shared, TIMEOUT, known).await;
         let from = others.iter().map(|(id, _)| known(*id)).min()?;
         let reply = self.shared.core.ask(move |request_id| PeerRequest::StateTrail(request_id, from)).await;
@@ -153,8 +157,8 @@ impl Divergence {
                     self.differing.remove(id);
                 }
                 TrailComparison::Different { index, revision, at_first } => {
-                    // In later rounds the same difference is found again, perhaps at a later entry, so it is
-                    // not logged again.
+                    // Log only the first difference of a member. Later rounds find it again, perhaps at a
+                    // later entry.
                     if self.differing.contains_key(id) {
                         continue;
                     }

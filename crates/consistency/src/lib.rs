@@ -1,13 +1,15 @@
-//! Checks that all members hold the same data.
+//! Checks that all members have the same data, and raises the CORRUPT alarm if they do not.
 //!
 //! * [`comparison`] computes the hashes of this member for other members, and requests their hashes.
-//! * [`corruption`] is etcd's check by HashKV; [`divergence`] compares hashes of the state after each entry.
-//! * [`monitor`] runs both checks regularly on the leader, as its [`Options`] say. It also checks the
-//!   versions that the members run.
+//! * [`corruption`] makes etcd's checks, which compare hashes of all data (HashKV). [`divergence`] compares
+//!   hashes of the state after each of the last entries.
+//! * [`monitor`] makes both kinds of checks regularly on the leader, at the intervals in the [`Options`]. It
+//!   also checks which versions the members run.
 //!
-//! The crate has no contact with clients. It sends its findings to the core, as requests.
+//! The crate does not communicate with clients. It sends its findings as requests to the core of the member,
+//! which raises the alarm.
 //!
-//! Invariant: the member that is blamed for a difference is the one that etcd would name. Start reading with
+//! Invariant: in etcd's checks, the alarm names the member that etcd would name. Start reading with
 //! [`monitor::Monitor::start`], [`divergence::judge`] and [`corruption::check_initially`]. Tests: beside the
 //! code, `server/tests/it/comparison.rs`, `mainstay/tests/it/corrupt.rs`.
 

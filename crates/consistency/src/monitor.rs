@@ -1,5 +1,5 @@
-//! The checks that the leader makes regularly, on a separate thread ([`Monitor`]): which versions the members
-//! run, if a downgrade has ended, and if all members have the same data.
+//! Makes the leader's regular checks, on a separate thread ([`Monitor`]): which versions the members run,
+//! whether a downgrade is complete, and whether all members have the same data.
 
 use std::io;
 use std::sync::Arc;
@@ -22,17 +22,17 @@ use replica::shared::Shared;
 use storage::block_on::block_on;
 use telemetry::logging::{Logger, Value};
 
-/// Interval at which the monitor looks for checks that are due.
+/// Interval at which the monitor determines which checks are due.
 pub const TURN: Duration = Duration::from_millis(200);
-/// Interval at which the leader asks the members for their versions, as in etcd.
+/// Interval at which the leader requests the versions of the members, as in etcd.
 const VERSION_INTERVAL: Duration = Duration::from_secs(4);
-/// Minimum time between two log lines which report that connections were closed because of the memory limit
-/// for clients.
+/// Minimum time between two log lines about connections that were closed because of the memory limit for
+/// clients.
 const SHED_INTERVAL: Duration = Duration::from_secs(10);
-/// Time to wait for the response of a member.
+/// Time limit for the response of a member.
 const TIMEOUT: Duration = Duration::from_secs(1);
 
-/// The thread that runs the leader's checks.
+/// Handle of the thread that makes the leader's checks.
 pub struct Monitor {
     stop: SyncSender<()>,
     thread: JoinHandle<()>,
@@ -42,21 +42,21 @@ pub struct Monitor {
 pub struct LeaderChecks {
     shared: Arc<Shared>,
     next_versions: Instant,
-    /// Time of the next check if a downgrade has ended; `None` if this check is switched off.
+    /// Time of the next check whether a downgrade is complete; `None` if this check is switched off.
     next_downgrade: Option<Instant>,
     downgrade_interval: Duration,
     divergence: Divergence,
     next_comparison: Instant,
     checks: CorruptionChecks,
     logger: Arc<Logger>,
-    /// Number of connections closed because of the memory limit that the log has already reported.
-    /// `next_shed` is the time from which on it may report more.
+    /// Number of connections that were closed because of the memory limit and were already reported in the
+    /// log. `next_shed` is the earliest time of the next report.
     shed: u64,
     next_shed: Instant,
 }
 
 impl Monitor {
-    /// Starts the thread of the monitor.
+    /// Starts the thread that makes the leader's checks.
     ///
     /// # Errors
     ///
@@ -74,16 +74,17 @@ impl Monitor {
         Ok(Monitor { stop, thread })
     }
 
-    /// Ends the thread. Waits until its current work is done.
+    /// Ends the thread, and waits until it has finished its current work.
     pub fn stop(self) {
         drop(self.stop);
-        // If the thread has panicked, the panic was reported when it happened.
+        // The result is ignored: if the thread has panicked, the panic hook has already reported that.
         let _ = self.thread.join();
     }
 }
 
 impl LeaderChecks {
-    /// Returns the checks. All of them are due at once.
+    /// Returns the checks. Those of the versions and of the state hashes are due immediately, the others
+    /// after their first interval.
     pub fn new(shared: &Arc<Shared>, logger: &Arc<Logger>, options: &Options) -> LeaderChecks {
         let now = shared.member.clock.now();
         LeaderChecks {
@@ -100,7 +101,7 @@ impl LeaderChecks {
         }
     }
 
-    /// Makes the checks that are due, if this member is the leader. Must be called every [`TURN`]; may wait
+    /// Makes the checks that are due, if this member is the leader. Must be called every [`TURN`]. May wait
     /// for the responses of other members.
     pub async fn turn(&mut self, now: Instant) {
         self.tell_of_shed_connections(now);
@@ -157,7 +158,8 @@ impl LeaderChecks {
         minor(&read_versions(response.body()).ok()?.0)
     }
 
-    /// Returns the lowest and the highest version that members run; `None` if any member does not answer.
+    /// Returns the lowest and the highest version that the members run; `None` if any member does not return
+    /// its version.
     async fn extremes(&self, members: &Members) -> Option<(Minor, Minor)> {
         let mut extremes: Option<(Minor, Minor)> = None;
         for id in members.by_id.keys() {
@@ -168,11 +170,12 @@ impl LeaderChecks {
         extremes
     }
 
-    /// Changes the cluster version if the members' versions, or a downgrade in progress, require this.
+    /// Requests a change of the cluster version if the members' versions or a downgrade in progress require
+    /// it.
     async fn versions(&self) {
         let members = Arc::clone(&self.shared.state.load().members);
         let lowest = self.extremes(&members).await.map(|(lowest, _)| lowest);
-        // A downgrade target that is not a version is treated as 0.0, which no downgrade can reach.
+        // Treat a downgrade target that is not a version as 0.0, which is never reached.
         let target = members.downgrade_target.as_deref().map(|target| minor(target).unwrap_or(Minor(0, 0)));
         match decide(minor(&members.cluster_version), lowest, target) {
             Ok(None) => {}
@@ -190,7 +193,7 @@ impl LeaderChecks {
         }
     }
 
-    /// Ends the downgrade in progress once all members run its target version.
+    /// Requests the end of the downgrade in progress if all members run its target version.
     async fn end_downgrade(&self) {
         let members = Arc::clone(&self.shared.state.load().members);
         let Some(target) = &members.downgrade_target else { return };
@@ -201,13 +204,17 @@ impl LeaderChecks {
     }
 }
 
-/// Returns the new cluster version, by etcd's rules; `None` if the cluster version should not change. It is
-/// the lowest version that any member runs. If this is not known, and no cluster version is set, it is the
-/// lowest possible version. The cluster version decreases only during a downgrade, and only by one release.
+/// Returns the new cluster version by etcd's rules; `None` if the cluster version should not change.
+/// `cluster` is the current cluster version, `lowest` the lowest version that any member runs, and `target`
+/// that of a downgrade in progress. If no cluster version is set, the new one is `lowest`, or the lowest
+/// possible version if `lowest` is not known. If one is set, it rises to `lowest` within the same major
+/// version. During a downgrade it becomes `target` instead, which must be exactly one release below `cluster`
+/// and `lowest`.
 ///
 /// # Errors
 ///
-/// Returns the version, of the cluster or of a member, from which a downgrade to the target is not possible.
+/// Returns an error if a downgrade to `target` is not possible: the version, of the cluster or of a member,
+/// from which it is not possible.
 fn decide(
     cluster: Option<Minor>,
     lowest: Option<Minor>,

@@ -1,4 +1,4 @@
-//! Files in memory, with simulated power cuts and errors.
+//! Simulates a disk in memory, with power cuts, errors and lies of the disk, for tests and simulations.
 
 mod contents;
 mod faults;
@@ -20,16 +20,18 @@ pub use lies::Lie;
 
 use crate::{DiskSpace, File};
 
-/// Unit in bytes that a power cut keeps or loses as a whole.
+/// Size of a sector in bytes. A power cut keeps or loses an unsynced sector as a whole.
 pub const SECTOR_BYTES: usize = 512;
 
 /// A disk in memory. Clones share the same disk.
 ///
-/// Reads return written data at once. [`MemDisk::crash`] decides from the seed, for each sector that was not
-/// synced, whether it is kept, lost, or (if the whole sector was overwritten) zeroed. A partly overwritten
-/// sector is never zeroed, because the rest of the sector had been synced, and a sector is written completely
-/// or not at all. A random prefix of the unsynced name changes survives, as on a journaling file system, or a
-/// random subset if [`MemDisk::keep_names_in_any_order`] was called.
+/// Reads return data as soon as it is written, as from the page cache. [`MemDisk::crash`] simulates a power
+/// cut. For each sector that was not synced, a random choice that follows from the seed decides whether the
+/// sector keeps the new contents, gets the old ones back, or is zeroed. Only a sector that was overwritten as
+/// a whole is zeroed. A partly overwritten one is not, because a part of its contents had been synced before,
+/// and a disk writes a sector completely or not at all. Of the changes of names that were not synced, a
+/// random prefix survives, as on a journaling file system, or a random subset if
+/// [`MemDisk::keep_names_in_any_order`] was called.
 #[derive(Clone)]
 pub struct MemDisk {
     state: Arc<Mutex<State>>,
@@ -51,7 +53,8 @@ struct State {
     locks: BTreeMap<PathBuf, usize>,
     ops: u64,
     reads: u64,
-    /// Number of reads of cached data that miss, out of 1000, and the generator that decides which ones.
+    /// Number of reads of cached data, out of 1000, that find nothing cached, and the generator that decides
+    /// which ones.
     misses: (u64, Random),
     cached_bytes_max: usize,
     /// False on a file system that cannot tell which bytes are cached. Every call of `read_cached_at` then
@@ -59,16 +62,17 @@ struct State {
     tells_cached: bool,
     fault: Option<(u64, Fault)>,
     planned: Vec<Planned>,
-    /// The lie about some writes: kind, number of writes before the first affected one, number of affected
-    /// writes.
+    /// The planned lie of the disk: its kind, the number of writes before the first one that the disk lies
+    /// about, and the number of writes that it lies about.
     lie: Option<(Lie, u64, u64)>,
-    /// True if power was lost and [`MemDisk::crash`] has not been called since.
+    /// True if power was lost and [`MemDisk::crash`] was not called yet.
     dark: bool,
     down: Option<i32>,
     capacity_bytes: Option<u64>,
     /// Limit of a quota in bytes, which the reported free space does not show.
     quota_bytes: Option<u64>,
-    /// False on a file system that cannot reserve space: then only written pages take space.
+    /// False if the simulated file system cannot reserve space, so that only written pages of a file take
+    /// space.
     reserves: bool,
     /// A directory that is a separate file system, and that file system's size in bytes.
     mounted: Option<(PathBuf, u64)>,
@@ -113,7 +117,7 @@ impl MemDisk {
         }
     }
 
-    /// Returns the length of a file in bytes, not counting the zeros at the end of the file.
+    /// Returns the length of a file in bytes without the zero bytes at its end.
     ///
     /// # Errors
     ///
@@ -123,7 +127,7 @@ impl MemDisk {
         let id = state.lookup(path)?;
         let node = state.nodes.get(&id).ok_or_else(|| errno(libc::ENOENT))?;
         let mut data = node.data.as_slice();
-        // Skips whole sectors of zeros first: most of a prepared file is zeros.
+        // Skip whole sectors of zeros first, which is faster: most of a prepared file is zeros.
         while let Some((rest, last)) = data.split_last_chunk::<SECTOR_BYTES>()
             && *last == [0; SECTOR_BYTES]
         {
@@ -132,7 +136,8 @@ impl MemDisk {
         Ok(data.iter().rposition(|byte| *byte != 0).map_or(0, |last| last as u64 + 1))
     }
 
-    /// Returns true if this byte of a file is durable with the value that a read returns.
+    /// Returns true if a power cut would preserve this byte of a file: its value was synced, and so was the
+    /// name of the file.
     pub fn is_synced(&self, path: &Path, offset: u64) -> bool {
         let state = self.state();
         let durable = state.names_durable.get(path) == state.names.get(path);
@@ -153,71 +158,74 @@ impl MemDisk {
         state.names.iter().map(|(path, id)| (path.clone(), len(id))).collect()
     }
 
-    /// Sets how many of 1000 reads of cached data ([`File::read_cached_at`]) miss. Initially, and after 0,
-    /// all files are completely cached.
+    /// Sets how many of 1000 calls of [`File::read_cached_at`] find nothing cached. Initially none does: all
+    /// files are completely cached.
     pub fn set_misses_per_mille(&self, misses: u64) {
         self.state().misses.0 = misses;
     }
 
-    /// Sets the maximum number of bytes that one read of cached data returns. Bytes beyond the maximum count
-    /// as not cached.
+    /// Sets the maximum number of bytes that one call of [`File::read_cached_at`] returns. Further bytes
+    /// count as not cached.
     pub fn set_cached_bytes_max(&self, bytes: usize) {
         self.state().cached_bytes_max = bytes;
     }
 
-    /// Sets whether the disk can tell what is cached ([`File::tells_cached`]); initially it can. If not,
-    /// every read of cached data misses.
+    /// Sets whether the disk can tell which bytes are cached ([`File::tells_cached`]); initially it can. If
+    /// it cannot, [`File::read_cached_at`] always returns 0.
     pub fn set_tells_cached(&self, tells: bool) {
         self.state().tells_cached = tells;
     }
 
-    /// Number of reads since the disk was created.
+    /// Returns the number of reads since the disk was created.
     pub fn reads(&self) -> u64 {
         self.state().reads
     }
 
-    /// Number of changing operations since the disk was created or last crashed.
+    /// Returns the number of operations that change the disk, counted since the disk was created or last
+    /// crashed.
     pub fn ops(&self) -> u64 {
         self.state().ops
     }
 
     /// Makes crashes keep a random subset of the unsynced name changes: a later change may survive although
-    /// an earlier one is lost. File systems promise no order.
+    /// an earlier one is lost. Real file systems do not guarantee an order either.
     pub fn keep_names_in_any_order(&self) {
         self.state().names_in_any_order = true;
     }
 
-    /// Limits the sum of all file lengths; an operation beyond the limit fails with `ENOSPC`.
+    /// Limits the space that all files together take. An operation that would exceed the limit fails with
+    /// `ENOSPC`.
     pub fn set_capacity(&self, bytes: Option<u64>) {
         self.state().capacity_bytes = bytes;
     }
 
-    /// Limits the sum of all file lengths by a quota; an operation beyond it fails with `EDQUOT`, and
-    /// [`Disk::space`](crate::Disk::space) does not show the quota.
+    /// Limits the space that all files together take by a quota. An operation that would exceed it fails with
+    /// `EDQUOT`. The free space in [`Disk::space`](crate::Disk::space) does not include the quota.
     pub fn set_quota(&self, bytes: Option<u64>) {
         self.state().quota_bytes = bytes;
     }
 
-    /// Makes this empty disk one that cannot reserve space ([`File::allocate`]): files take space only for
-    /// pages that were written.
+    /// Makes this disk, which must be empty, unable to reserve space ([`File::allocate`]): files take space
+    /// only for pages that were written.
     pub fn reserve_nothing(&self) {
         let mut state = self.state();
         assert!(state.nodes.is_empty(), "what is there already would take no room");
         state.reserves = false;
     }
 
-    /// Makes a directory a separate file system with this size in bytes; its files no longer count for
+    /// Makes a directory a separate file system with this size in bytes. The files in it no longer count for
     /// [`MemDisk::set_capacity`].
     pub fn mount(&self, dir: &Path, bytes: u64) {
         self.state().mounted = Some((dir.to_path_buf(), bytes));
     }
 
-    /// Number of bytes that all files take.
+    /// Returns the number of bytes that all files take on the disk.
     pub fn used_bytes(&self) -> u64 {
         self.state().used_bytes()
     }
 
-    /// Sum of the lengths in bytes of all open files that have no name.
+    /// Returns the sum of the lengths in bytes of all files that are still open and have no name, because
+    /// they were removed or replaced.
     pub fn unnamed_bytes(&self) -> u64 {
         let state = self.state();
         let named: BTreeSet<u64> = state.names.values().copied().collect();
@@ -225,14 +233,14 @@ impl MemDisk {
         open.map(|(_, node)| node.data.len() as u64).sum()
     }
 
-    /// Returns a file's contents as a read would return them now.
+    /// Returns the contents of a file that a read would return now.
     pub fn contents(&self, path: &Path) -> io::Result<Vec<u8>> {
         let state = self.state();
         let id = state.lookup(path)?;
         Ok(state.nodes.get(&id).map(|node| node.data.clone()).unwrap_or_default())
     }
 
-    /// Creates a file durably, replacing an existing one; for tests that damage files.
+    /// Creates a file with these contents durably, replacing an existing one. For tests that damage files.
     pub fn plant(&self, path: &Path, data: Vec<u8>) {
         let mut state = self.state();
         let id = state.node_next;
@@ -271,7 +279,7 @@ impl State {
         if self.reserves { node.data.len() as u64 } else { node.written.len() as u64 * PAGE_BYTES }
     }
 
-    /// Returns an error if there is no space to write the bytes `start..end` of a file.
+    /// Returns an error if there is not enough space to write the bytes `start..end` of a file.
     fn room_to_write(&mut self, id: u64, start: u64, end: u64) -> io::Result<()> {
         if self.reserves {
             return self.room_for(id, end);
@@ -321,7 +329,8 @@ impl State {
         self.mounted.as_ref().is_some_and(|(dir, _)| path.starts_with(dir))
     }
 
-    /// Returns the space of the mounted file system if `of_mounted` is true, else of the other one.
+    /// Returns the size and free space of the mounted file system if `of_mounted` is true; otherwise of the
+    /// main one.
     fn space(&self, of_mounted: bool) -> DiskSpace {
         let ids: BTreeSet<u64> = self.mounted_nodes().collect();
         let mounted_bytes: u64 =
@@ -334,8 +343,8 @@ impl State {
         DiskSpace { free_bytes: total_bytes.saturating_sub(used_bytes), total_bytes }
     }
 
-    /// Frees the contents of files that are not open and have no name. A file whose name a crash could
-    /// restore is kept.
+    /// Frees the contents of files that are not open and have no name. Keeps a file if a crash could restore
+    /// its name.
     fn forget_unnamed(&mut self) {
         let pending = self.names_pending.iter().filter_map(|change| match change {
             NameChange::Set(_, id) => Some(id),

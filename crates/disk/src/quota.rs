@@ -1,30 +1,31 @@
-//! Free bytes within the disk quotas of the user and the group. The free space that a file system reports
-//! does not include these limits.
+//! Determines how many bytes the disk quotas of the user and the group leave free. The free space that a file
+//! system reports does not take these quotas into account.
 
 use std::fs;
 use std::os::fd::AsRawFd as _;
 use std::os::unix::fs::MetadataExt as _;
 use std::path::Path;
 
-/// Command to read a quota, combined with the type of quota as the kernel packs them (`QCMD` of
-/// `sys/quota.h`).
+/// Command to read a quota of a user, with the type of quota in the lower bits (`QCMD` of `sys/quota.h`);
+/// `GROUP` is that for a group.
 const USER: libc::c_uint = (libc::Q_GETQUOTA as libc::c_uint) << 8;
 const GROUP: libc::c_uint = USER | 1;
-/// Unit of quota limits in bytes.
+/// Number of bytes in one unit of a quota's limit.
 const UNIT_BYTES: u64 = 1024;
-/// Flags of a result whose fields for blocks are valid.
+/// Flags that are set in a result if it contains the limits and the usage of space.
 const LIMITS_AND_USAGE: u32 = libc::QIF_BLIMITS | libc::QIF_SPACE;
 
-/// Returns the number of bytes that this process can still write to the file system that holds `path`; `None`
-/// if no quota limits the process, or if the operating system does not report quotas (Linux before 5.14,
-/// network file systems). Project quotas are already part of the file system's free space.
+/// Returns the number of bytes that the quotas of this process still allow on the file system that contains
+/// `path`. Returns `None` if no quota limits the process, or if the operating system does not report quotas
+/// (Linux before 5.14, network file systems). Project quotas do not matter here, because the free space of
+/// the file system already takes them into account.
 pub(crate) fn bytes_left(path: &Path) -> Option<u64> {
     let file = fs::File::open(path).ok()?;
-    // SAFETY: both only read the ids of the process.
+    // SAFETY: both calls have no arguments and only return ids of the process.
     let (user, own_group) = unsafe { (libc::geteuid(), libc::getegid()) };
     let group = file.metadata().map_or(own_group, |found| group_of_new_files(&found, own_group));
     let left = [(USER, user), (GROUP, group)].into_iter().filter_map(|(command, id)| {
-        // SAFETY: `dqblk` is a plain C struct of integers, for which all zeros is a value.
+        // SAFETY: `dqblk` is a plain C struct of integers, for which all zeros is a valid value.
         let mut found: libc::dqblk = unsafe { std::mem::zeroed() };
         // SAFETY: the descriptor is open for the whole call, which writes only into `found`.
         let code =
@@ -37,15 +38,15 @@ pub(crate) fn bytes_left(path: &Path) -> Option<u64> {
     left.min()
 }
 
-/// Returns the group that owns new files in this directory, because the quota of that group counts. It is the
-/// directory's group if the directory's setgid bit is set.
+/// Returns the group that will own new files in this directory, and whose quota limits them. It is the group
+/// of the directory if the setgid bit of the directory is set; otherwise the group of the process.
 fn group_of_new_files(dir: &fs::Metadata, own_group: u32) -> u32 {
     let is_inherited = dir.is_dir() && dir.mode() & libc::S_ISGID != 0;
     if is_inherited { dir.gid() } else { own_group }
 }
 
-/// Maximum number of bytes in use; `None` if there is no limit. The hard limit counts, because writes beyond
-/// the soft limit still succeed for some days.
+/// Returns the maximum number of bytes that a quota allows; `None` if it has no limit. The hard limit counts,
+/// because writes beyond the soft limit succeed for a grace period of some days.
 fn limit_of(found: &libc::dqblk) -> Option<u64> {
     (found.dqb_bhardlimit > 0).then(|| found.dqb_bhardlimit.saturating_mul(UNIT_BYTES))
 }

@@ -1,4 +1,4 @@
-//! The operating system's files.
+//! Implements [`Disk`] and [`File`] with the files of the operating system.
 
 use std::ffi::CString;
 use std::fs::{self, OpenOptions};
@@ -13,10 +13,10 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use crate::quota;
 use crate::{Disk, DiskSpace, File, Lock, Reservation};
 
-/// Maximum number of pieces that Linux accepts in one call (`UIO_MAXIOV`).
+/// Maximum number of buffers that Linux accepts in one vectored write (`UIO_MAXIOV`).
 const PIECES_PER_CALL_MAX: usize = 1024;
 
-/// Mode of directories: accessible to the owner only.
+/// Mode of new directories: accessible only to the owner.
 const DIR_MODE: u32 = 0o700;
 const FILE_MODE: u32 = 0o600;
 
@@ -26,7 +26,8 @@ pub struct RealDisk;
 
 impl Disk for RealDisk {
     fn create_dir_all(&self, dir: &Path) -> io::Result<()> {
-        // The parents up to the deepest existing directory must be synced to make the new names durable.
+        // Collect the directories that are missing. The parent of each must be synced later, to make the new
+        // names durable.
         let mut missing = Vec::new();
         let mut at = Some(dir);
         while let Some(path) = at {
@@ -99,7 +100,8 @@ impl Disk for RealDisk {
     }
 
     fn lock_read(&self, path: &Path) -> io::Result<Lock> {
-        // Network file systems give an exclusive lock only on a file opened for writing.
+        // Open the file for writing if possible, because network file systems grant an exclusive lock only on
+        // such a file.
         let file = OpenOptions::new().read(true).write(true).open(path).or_else(|_| fs::File::open(path))?;
         hold(file, fs::File::try_lock)
     }
@@ -120,14 +122,15 @@ impl Disk for RealDisk {
 
     fn share_file_system(&self, one: &Path, other: &Path) -> io::Result<bool> {
         let is_one_device = fs::metadata(one)?.dev() == fs::metadata(other)?.dev();
-        // Subvolumes of one pool (btrfs, ZFS) are separate devices and share their space.
+        // Subvolumes of one pool (btrfs, ZFS) are separate devices, but share their space. So two devices
+        // with the same size and free space count as one.
         Ok(is_one_device || self.space(one)? == self.space(other)?)
     }
 
     fn space(&self, path: &Path) -> io::Result<DiskSpace> {
         let c_path = CString::new(path.as_os_str().as_bytes())?;
-        // SAFETY: `statvfs` is a plain C struct of integers, for which all zeros is a value; the path is a
-        // NUL-terminated string that outlives the call, and the call writes only into `found`.
+        // SAFETY: `statvfs` is a plain C struct of integers, for which all zeros is a valid value; the path
+        // is a NUL-terminated string that outlives the call, and the call writes only into `found`.
         let found = unsafe {
             let mut found: libc::statvfs = std::mem::zeroed();
             if libc::statvfs(c_path.as_ptr(), &mut found) != 0 {
@@ -159,13 +162,14 @@ fn hold(file: fs::File, lock: impl FnOnce(&fs::File) -> Result<(), fs::TryLockEr
     Ok(Lock::new(HeldFile(file)))
 }
 
-/// A locked file, unlocked when dropped.
+/// A locked file. Dropping it releases the lock.
 struct HeldFile(fs::File);
 
 impl Drop for HeldFile {
     fn drop(&mut self) {
-        // Closing the file would not release the lock in time: a process forked by another thread shares the
-        // open file, and with it the lock, until it executes its program.
+        // Release the lock explicitly. Closing the file might not release it immediately: if another thread
+        // has just forked a process, that process shares the open file and its lock until it executes its
+        // program.
         let _ = self.0.unlock();
     }
 }
@@ -175,13 +179,14 @@ struct RealFile {
     cached_reads: AtomicU8,
 }
 
-/// State of [`File::read_cached_at`] in which it uses the system call, which has worked so far.
+/// State of [`RealFile::cached_reads`]: [`File::read_cached_at`] uses the system call for cached reads, which
+/// has not failed so far.
 const ASK: u8 = 0;
-/// State in which [`File::read_cached_at`] reads normally: the operating system cannot tell what is cached,
-/// but the file system is in memory, so a read never waits.
+/// State of [`RealFile::cached_reads`]: [`File::read_cached_at`] uses normal reads. The operating system
+/// cannot tell which bytes are cached, but the file system is in memory, so a read never waits for a disk.
 const READ: u8 = 1;
-/// State in which [`File::read_cached_at`] returns 0, because the operating system cannot tell what is
-/// cached.
+/// State of [`RealFile::cached_reads`]: [`File::read_cached_at`] always returns 0, because the operating
+/// system cannot tell which bytes are cached.
 const NEVER: u8 = 2;
 
 impl RealFile {
@@ -196,7 +201,7 @@ impl RealFile {
         matches!(kind_of(&self.file), Some(TMPFS | RAMFS))
     }
 
-    /// Extends the file to `end`, on a file system that cannot reserve space.
+    /// Extends the file to the length `end`, if it is shorter, on a file system that cannot reserve space.
     fn extend(&self, end: u64) -> io::Result<Reservation> {
         if self.len()? < end {
             self.set_len(end)?;
@@ -206,17 +211,18 @@ impl RealFile {
     }
 }
 
-/// Returns the magic number of the file system that holds a file (`linux/magic.h`).
+/// Returns the magic number of the type of the file system that contains a file (`linux/magic.h`).
 fn kind_of(file: &fs::File) -> Option<i64> {
-    // SAFETY: `statfs` is a plain C struct of integers, for which all zeros is a value; the descriptor is open as
-    // long as `file` is, and the call writes only into `found`.
+    // SAFETY: `statfs` is a plain C struct of integers, for which all zeros is a valid value; the descriptor
+    // is open as long as `file` is, and the call writes only into `found`.
     unsafe {
         let mut found: libc::statfs = std::mem::zeroed();
         (libc::fstatfs(file.as_raw_fd(), &mut found) == 0).then_some(found.f_type as i64)
     }
 }
 
-/// Returns the name of the file system if it never overwrites data in place.
+/// Returns the name of the type of a file system, given by its magic number, if that type never overwrites
+/// data in place.
 fn writes_elsewhere(kind: i64) -> Option<&'static str> {
     match kind {
         0x9123_683e => Some("btrfs"),
@@ -228,12 +234,13 @@ fn writes_elsewhere(kind: i64) -> Option<&'static str> {
     }
 }
 
-/// Size of a memory page in bytes. Where pages are larger, this size divides the page size.
+/// Size in bytes of the smallest memory pages. The size of larger pages is a multiple of it.
 const PAGE_BYTES: usize = 4096;
 
-/// Returns the longest prefix of these pieces that ends at a page boundary of the file, if it is written at
-/// `offset`. Then a process killed between two calls has written whole pages, as within one call. Otherwise
-/// the log could find a write that ends within a sector and report it as damage.
+/// Returns the longest prefix of these buffers that ends at a page boundary of the file if it is written at
+/// `offset`; all of them if there is no such prefix. If the process is killed between two calls for one long
+/// write, only whole pages have been written, as if it had been killed during a single call. Otherwise the
+/// log could find a write that ends within a sector, and report it as damage.
 fn whole_pages(pieces: &[IoSlice<'_>], offset: u64) -> Vec<libc::iovec> {
     let vector = |piece: &IoSlice<'_>| libc::iovec {
         iov_base: piece.as_ptr().cast_mut().cast(),
@@ -243,8 +250,8 @@ fn whole_pages(pieces: &[IoSlice<'_>], offset: u64) -> Vec<libc::iovec> {
     let bytes: usize = part.iter().map(|piece| piece.iov_len).sum();
     let mut beyond = ((offset % PAGE_BYTES as u64) as usize + bytes) % PAGE_BYTES;
     if beyond >= bytes {
-        // A thousand pieces hold less than one page in all. This does not happen for the log, whose pieces
-        // are longer.
+        // No page ends within these thousand buffers, so write all of them. This does not happen for the log,
+        // whose buffers are longer.
         return part;
     }
     while let Some(last) = part.last_mut().filter(|_| beyond > 0) {
@@ -282,11 +289,11 @@ impl File for RealFile {
             .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "offset beyond the file system's"))?;
         let piece = libc::iovec { iov_base: buf.as_mut_ptr().cast(), iov_len: buf.len() };
         loop {
-            // SAFETY: the one piece is `buf`, which is borrowed for writing for the whole call; the descriptor is open
-            // as long as `self` is.
+            // SAFETY: the only buffer is `buf`, which is borrowed for writing for the whole call; the
+            // descriptor is open as long as `self` is.
             let read = unsafe { libc::preadv2(self.file.as_raw_fd(), &piece, 1, at, libc::RWF_NOWAIT) };
             if read >= 0 {
-                // The bytes read are the part that was cached.
+                // Fewer bytes than requested mean that the next ones are not cached, or that the file ends.
                 return Ok(read as usize);
             }
             let error = io::Error::last_os_error();
@@ -324,8 +331,9 @@ impl File for RealFile {
             let offset = libc::off_t::try_from(at).map_err(|_| {
                 io::Error::new(io::ErrorKind::InvalidInput, "offset beyond the file system's")
             })?;
-            // SAFETY: `IoSlice` has the layout of `iovec`; `count` of them, or of their copies in `part`, are initialised
-            // and borrow live memory for the whole call; the descriptor is open as long as `self` is.
+            // SAFETY: `IoSlice` has the layout of `iovec`. `first` points to `count` initialised values, in
+            // `pieces` or in `part`, which refer to memory that is borrowed for the whole call; the
+            // descriptor is open as long as `self` is.
             let written =
                 unsafe { libc::pwritev(self.file.as_raw_fd(), first, count as libc::c_int, offset) };
             match written {
@@ -363,7 +371,7 @@ impl File for RealFile {
         let start_c = libc::off_t::try_from(offset).map_err(|_| out_of_range())?;
         let len_c = libc::off_t::try_from(len).map_err(|_| out_of_range())?;
         loop {
-            // SAFETY: plain integers; the descriptor is open as long as `self` is.
+            // SAFETY: the arguments are plain integers; the descriptor is open as long as `self` is.
             if unsafe { libc::fallocate(self.file.as_raw_fd(), 0, start_c, len_c) } == 0 {
                 return Ok(Reservation::Made);
             }
@@ -378,7 +386,8 @@ impl File for RealFile {
 
     fn hole_bytes(&self) -> io::Result<u64> {
         let found = self.file.metadata()?;
-        // The unit of `st_blocks` is always 512 bytes, whatever the file system's block size.
+        // The unit of `st_blocks` is always 512 bytes, even if the blocks of the file system have another
+        // size.
         Ok(found.len().saturating_sub(found.blocks().saturating_mul(512)))
     }
 
@@ -389,8 +398,8 @@ impl File for RealFile {
     fn next_data(&self, offset: u64) -> io::Result<Option<u64>> {
         let start = libc::off_t::try_from(offset)
             .map_err(|_| io::Error::new(io::ErrorKind::InvalidInput, "offset beyond the file system's"))?;
-        // SAFETY: plain integers; the descriptor is open as long as `self` is. The call moves the file's
-        // cursor, which nothing here uses: every read and write names its offset.
+        // SAFETY: the arguments are plain integers; the descriptor is open as long as `self` is. The call
+        // moves the file's cursor, which is not used: every read and write has an offset.
         let found = unsafe { libc::lseek(self.file.as_raw_fd(), start, libc::SEEK_DATA) };
         if found >= 0 {
             return Ok(Some(found as u64));
@@ -398,7 +407,7 @@ impl File for RealFile {
         let error = io::Error::last_os_error();
         match error.raw_os_error() {
             Some(libc::ENXIO) => Ok(None),
-            // The file system cannot tell where data is, so all bytes may be data.
+            // The file system cannot tell where there are holes, so all bytes count as data.
             Some(libc::EINVAL | libc::EOPNOTSUPP) => {
                 Ok(if offset < self.len()? { Some(offset) } else { None })
             }

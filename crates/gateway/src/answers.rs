@@ -1,12 +1,13 @@
-//! The form of responses and errors: [`status`] maps a gRPC code to an HTTP status, [`error`] makes the body
-//! of an error, [`result_line`] and [`error_line`] make the lines of a streamed response.
+//! Creates the responses of etcd's JSON gateway: [`status`] maps a gRPC code to an HTTP status, [`error`]
+//! returns the body of a response that reports an error, [`result_line`] and [`error_line`] return the lines
+//! of a streamed response.
 
 use api::descriptor::Message;
 use api::{Code, Status};
 
 use crate::encode::{self, Malformed, Texts};
 
-/// Returns the HTTP status that corresponds to a gRPC code.
+/// Returns the HTTP status that the gateway sends for a gRPC code.
 pub fn status(code: Code) -> u16 {
     match code {
         Code::Ok => 200,
@@ -39,11 +40,11 @@ pub fn error_line(status: &Status) -> Vec<u8> {
     out
 }
 
-/// Returns the line of one message of a streamed response.
+/// Returns the line for one message of a streamed response.
 ///
 /// # Errors
 ///
-/// The bytes are not a valid encoding of the message.
+/// Returns an error if `bytes` are not a valid encoding of the message.
 pub fn result_line(message: &'static Message, bytes: &[u8]) -> Result<Vec<u8>, Malformed> {
     let mut out = Vec::with_capacity(64 + bytes.len() * 2);
     out.extend_from_slice(b"{\"result\":");

@@ -1,4 +1,5 @@
-//! Converts JSON to the bytes of a protobuf message, as Go's `protojson` parses it: [`decode`].
+//! Converts JSON to the bytes of a protobuf message, with the rules and errors of Go's `protojson`:
+//! [`decode`].
 
 use std::borrow::Cow;
 
@@ -11,32 +12,34 @@ use base64::engine::{DecodePaddingMode, GeneralPurpose, GeneralPurposeConfig};
 use crate::quote;
 use crate::scan;
 
-/// Largest nesting depth of messages that is accepted: a few levels more than that of the deepest transaction
-/// that is accepted (COMPAT-1).
+/// Maximum nesting depth of messages. Deeper ones are refused. The limit is a few levels above the depth of
+/// the deepest transaction that the server accepts (COMPAT-1).
 pub const DEPTH_MAX: usize = 160;
 
-/// Largest nesting depth of a value that is skipped because its field is unknown.
+/// Maximum nesting depth of a value that is skipped because its field is unknown. A deeper one is refused.
 const SKIPPED_DEPTH_MAX: usize = 9_000;
 
 /// Reason why a body is not a valid request.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refused {
-    /// The body is not valid JSON, or does not fit the message; holds the error text of Go's libraries.
+    /// The body is not valid JSON, or does not fit the message. Contains the error message of Go's libraries.
     Invalid(String),
     /// Messages are nested deeper than [`DEPTH_MAX`].
     TooDeep,
-    /// The lists of a transaction have too many elements together.
+    /// The lists of a transaction have too many elements in total.
     TooMany,
-    /// Other lists have too many elements together; holds the name of the last one.
+    /// The lists of another message have too many elements in total. Contains the name of the list at which
+    /// the limit was exceeded.
     TooManyValues(&'static str),
 }
 
 impl Refused {
-    /// Returns the status with which the call ends.
+    /// Returns the gRPC status with which the call ends.
     pub fn status(self) -> Status {
         match self {
             Refused::Invalid(why) => Status::with(Code::InvalidArgument, why),
-            // Only transactions can be nested.
+            // The message is that of a transaction, because only transactions can be nested or have lists of
+            // messages.
             Refused::TooDeep | Refused::TooMany => api::error::TOO_MANY_OPS,
             Refused::TooManyValues(field) => {
                 Status::with(Code::InvalidArgument, format!("mainstay: too many values of {field}"))
@@ -45,9 +48,9 @@ impl Refused {
     }
 }
 
-/// Converts the first JSON value in `body` to the bytes of a message, in no more memory than the body takes.
-/// An empty body gives an empty message. Bytes after the value are ignored. All lists together may have at
-/// most `elements_max` elements: they are decoded in one step, so a million elements would delay other calls.
+/// Converts the first JSON value in `body` to the bytes of a message. An empty body gives an empty message.
+/// Bytes after the value are ignored. All lists together may have at most `elements_max` elements. This limit
+/// is needed because the whole body is decoded in one step, and a million elements would delay other calls.
 ///
 /// # Errors
 ///
@@ -61,9 +64,10 @@ pub fn decode(message: &'static Message, body: &[u8], elements_max: usize) -> Re
             Err(why) => Err(Refused::Invalid(why)),
         };
     }
-    // Most bodies are valid, so they are parsed only once. After an error, the syntax of the whole body is
-    // checked first, since a syntax error takes precedence. The bytes after the value can matter only if an
-    // unpaired surrogate is near its end.
+    // Parse the body without checking the syntax of the whole value first, because most bodies are valid.
+    // Check the syntax only after an error, because a syntax error takes precedence, as in Go. The reader may
+    // have examined bytes after the value, while it looked for the second half of a surrogate pair. Go does
+    // not see these bytes, and reports an unexpected end in that case.
     let mut reader = Reader::new(body, elements_max);
     match reader.whole(message) {
         Err(Refused::Invalid(why)) => Err(match scan::first_value(body) {
@@ -75,7 +79,8 @@ pub fn decode(message: &'static Message, body: &[u8], elements_max: usize) -> Re
     }
 }
 
-/// Converts a value that [`crate::Values`] returned to the bytes of a message, with the same limit as [`decode`].
+/// Converts a value that [`crate::Values`] has returned to the bytes of a message. All lists together may
+/// have at most `elements_max` elements.
 ///
 /// # Errors
 ///
@@ -88,7 +93,7 @@ pub fn decode_value(
     Reader::new(value, elements_max).whole(message)
 }
 
-/// A JSON token. Names and strings have the same kind.
+/// A JSON token. Names of fields are strings, too.
 enum Token<'a> {
     Null,
     Bool(bool),
@@ -101,9 +106,9 @@ enum Token<'a> {
 struct Reader<'a> {
     json: &'a [u8],
     at: usize,
-    /// Number of elements that lists may still have.
+    /// Number of elements that the lists in the rest of the message may have in total.
     elements_left: usize,
-    /// End of the bytes that were examined for the second half of a surrogate pair.
+    /// Offset after the last byte that was examined for the second half of a surrogate pair.
     looked_at: usize,
 }
 
@@ -118,8 +123,8 @@ impl<'a> Reader<'a> {
     fn whole(&mut self, message: &'static Message) -> Result_<Vec<u8>> {
         let mut out = Vec::with_capacity(self.json.len());
         self.message(message, &mut out, 0)?;
-        // The call may hold the bytes for a long time, and JSON may be much longer than the message that it
-        // encodes, so unused capacity is freed.
+        // Free unused capacity, because the call may keep the bytes for a long time, and JSON may be much
+        // longer than the message.
         if out.capacity() / 2 > out.len() {
             out.shrink_to_fit();
         }
@@ -200,7 +205,7 @@ impl<'a> Reader<'a> {
         loop {
             self.elements_left = match (self.elements_left.checked_sub(1), field.kind) {
                 (Some(left), _) => left,
-                // Only transactions have lists of messages.
+                // The message is a transaction, because only transactions have lists of messages.
                 (None, Kind::Message(_)) => return Err(Refused::TooMany),
                 (None, _) => return Err(Refused::TooManyValues(field.json_name)),
             };
@@ -216,13 +221,14 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Decodes one value of a field. Zero values are omitted where protobuf does not distinguish them from
-    /// absent values.
+    /// Decodes one value of a field. A zero value is omitted if it means the same as a missing field in
+    /// protobuf.
     fn value(&mut self, field: &'static Field, out: &mut Vec<u8>, depth: usize) -> Result_<()> {
         let keeps_zero = field.repeated || field.oneof.is_some();
         if let Kind::Message(message) = field.kind {
             tag(out, field, 2);
-            // Most lengths take one byte; for longer ones, the bytes after the length are moved.
+            // Reserve one byte for the length, which is sufficient for most messages. If the length takes
+            // more bytes, the message is moved afterwards.
             let length_at = out.len();
             out.push(0);
             self.message(message, out, depth + 1)?;
@@ -252,7 +258,7 @@ impl<'a> Reader<'a> {
             (Kind::Enum(each), Token::String(name)) => {
                 match each.values.iter().find(|(known, _)| known == name) {
                     Some((_, number)) => Some(extended(*number)),
-                    // An unknown enum name is ignored, like an unknown field.
+                    // A value with an unknown name is ignored, like an unknown field.
                     None => return Ok(()),
                 }
             }
@@ -288,9 +294,9 @@ impl<'a> Reader<'a> {
         Ok(())
     }
 
-    /// Skips any value.
+    /// Skips a value of any kind, for an unknown field.
     fn skip(&mut self) -> Result_<()> {
-        // True for each open object, false for each open array.
+        // One element for each object or array around the current position: true for an object.
         let mut open: Vec<bool> = Vec::new();
         loop {
             match self.peek() {
@@ -312,7 +318,7 @@ impl<'a> Reader<'a> {
                 Some(b',' | b':' | b'}' | b']') | None => return Err(self.unexpected()),
                 Some(_) => drop(self.token()?),
             }
-            // A value has ended. The objects and arrays around it may end with it.
+            // A value has ended. Skip the ends of the objects and arrays that end with it.
             loop {
                 let Some(is_object) = open.last().copied() else { return Ok(()) };
                 match (self.peek(), is_object) {
@@ -406,7 +412,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Consumes a string that contains escapes or errors. Errors refer to the string's beginning, as in Go.
+    /// Consumes a string that contains escapes or errors. An error has the position of the string's
+    /// beginning, as in Go.
     fn escaped(&mut self, body: &'a [u8]) -> Result_<String> {
         let (mut out, mut rest) = (String::new(), body);
         loop {
@@ -443,7 +450,8 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Decodes an escape `\uXXXX`, or a surrogate pair of two. Returns the number of bytes and the character.
+    /// Decodes an escape `\uXXXX`, or two of them that form a surrogate pair. Returns the number of bytes of
+    /// the escapes and the character.
     fn unicode(&mut self, rest: &[u8]) -> Result_<(usize, char)> {
         let code = |escape: &[u8]| {
             let digits = escape.get(2..6)?;
@@ -480,7 +488,7 @@ impl<'a> Reader<'a> {
         Refused::Invalid("proto: unexpected EOF".to_owned())
     }
 
-    /// Returns the error of a token that is not allowed here.
+    /// Returns the error for a token that is not allowed at this position.
     fn unexpected(&mut self) -> Refused {
         self.peek();
         self.unexpected_at(self.at)
@@ -519,12 +527,13 @@ impl<'a> Reader<'a> {
     }
 }
 
-/// The oneofs of a message that have a value already. No message has more than a few.
+/// The oneofs of a message for which a value was found, so that a second value is refused. No message has
+/// more than four.
 #[derive(Default)]
 struct Oneofs([Option<&'static str>; 4]);
 
 impl Oneofs {
-    /// Returns false if this oneof has a value already.
+    /// Records that this oneof has a value. Returns false if it already had one.
     fn add(&mut self, oneof: &'static str) -> bool {
         for place in &mut self.0 {
             match place {
@@ -554,7 +563,7 @@ fn kind_name(kind: Kind) -> &'static str {
     }
 }
 
-/// Returns a 32-bit number sign-extended, as protobuf encodes it.
+/// Converts a 32-bit number for the varint encoding of protobuf, which extends the sign to 64 bits.
 fn extended(number: i32) -> u64 {
     i64::from(number) as u64
 }
@@ -590,12 +599,12 @@ static ENGINES: [[GeneralPurpose; 2]; 2] = [
     [GeneralPurpose::new(&alphabet::URL_SAFE, PADDED), GeneralPurpose::new(&alphabet::URL_SAFE, BARE)],
 ];
 
-/// Writes a bytes field from base64, in the variants that Go accepts. Returns false if the text is not
-/// base64; then `out` is unchanged.
+/// Appends a bytes field, whose value is given in base64. Accepts the same variants of base64 as Go. Returns
+/// false and leaves `out` unchanged if `text` is not valid.
 fn put_bytes(field: &Field, text: &str, out: &mut Vec<u8>) -> bool {
     let is_url = text.bytes().any(|byte| matches!(byte, b'-' | b'_'));
     let engine = &ENGINES[usize::from(is_url)][usize::from(!text.len().is_multiple_of(4))];
-    // Go ignores line ends in base64.
+    // Remove line ends, because Go ignores them in base64.
     let is_broken = text.bytes().any(|byte| matches!(byte, b'\r' | b'\n'));
     let text = if is_broken { Cow::Owned(text.replace(['\r', '\n'], "")) } else { Cow::Borrowed(text) };
     let padding = text.bytes().rev().take(2).take_while(|byte| *byte == b'=').count();
@@ -615,13 +624,14 @@ fn continues_word(byte: u8) -> bool {
     byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'+' | b'.' | b'_')
 }
 
-/// The parts of a number, as slices of its text.
+/// A number in JSON, split into its parts, which are slices of the JSON.
 struct Number<'a> {
     is_negative: bool,
-    /// Digits before the point; empty for a zero.
+    /// Digits before the point; empty if the only digit is 0.
     whole: &'a [u8],
     fraction: &'a [u8],
-    /// Digits of the exponent with their sign, if there is an `e`. Go's protobuf accepts an exponent without digits.
+    /// Sign and digits of the exponent; `None` without an `e`. There may be no digits, because Go's protobuf
+    /// accepts that.
     exponent: Option<&'a [u8]>,
     length: usize,
 }
@@ -677,7 +687,7 @@ struct Integer {
 
 impl Integer {
     fn as_u64(self) -> Option<u64> {
-        // Go refuses any minus sign, even before 0.
+        // As in Go, a negative number is refused. -0 is accepted, because `integer` returns it as 0.
         (!self.is_negative).then_some(self.magnitude)
     }
 
@@ -694,12 +704,12 @@ impl Integer {
     }
 }
 
-/// Returns the integer that a token stands for: a number, or a string with a number. A number with a fraction
-/// or an exponent is accepted if its value is an integer.
+/// Returns the integer that a token contains, which is a number or a string with a number. A number with a
+/// fraction or an exponent is accepted if its value is an integer.
 fn integer(raw: &[u8], token: &Token<'_>) -> Option<Integer> {
     let text = match token {
         Token::Number => raw,
-        // Go parses the first token of the string, without surrounding space.
+        // A string with spaces at its beginning or end is refused, as in Go.
         Token::String(text) if text.trim() == text => text.as_bytes(),
         _ => return None,
     };

@@ -1,5 +1,5 @@
 //! Converts the bytes of a protobuf message to JSON, as etcd's gateway writes it: [`encode`].
-//! [`RangeEncoder`] does so piece by piece, for large responses.
+//! [`RangeEncoder`] converts a large response chunk by chunk.
 
 use api::descriptor::{Field, Kind, Message};
 use base64::Engine as _;
@@ -7,20 +7,20 @@ use base64::engine::general_purpose::STANDARD;
 
 use crate::DEPTH_MAX;
 
-/// Error: the bytes are not a valid encoding of the message.
+/// Error returned when bytes are not a valid encoding of the message.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Malformed;
 
-/// Escaping of strings.
+/// Tells which characters are escaped in strings.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Texts {
     Plain,
-    /// As Go does in streamed responses, `<`, `>` and `&` are escaped, too.
+    /// `<`, `>` and `&` are escaped, too. Go does this in streamed responses.
     ForHtml,
 }
 
-/// Appends a message as JSON: fields in the order of the `.proto` file, with the names used there, without
-/// fields that have their zero value.
+/// Appends a message as JSON. The fields have the order and the names of the `.proto` file. Fields with their
+/// zero value are omitted.
 ///
 /// # Errors
 ///
@@ -39,14 +39,14 @@ pub(crate) fn encode_as(
     Writer { out, texts, found: Vec::new() }.message(message, bytes, 0)
 }
 
-/// The value of a field on the wire.
+/// The encoded value of a field.
 #[derive(Clone, Copy)]
 enum Wire<'a> {
     Number(u64),
     Bytes(&'a [u8]),
 }
 
-/// Iterator over the fields of a message.
+/// Iterator over the fields of an encoded message.
 struct Fields<'a>(&'a [u8]);
 
 impl<'a> Fields<'a> {
@@ -85,7 +85,8 @@ impl<'a> Fields<'a> {
 struct Writer<'a, 'b> {
     out: &'b mut Vec<u8>,
     texts: Texts,
-    /// Fields of the messages being written, with their indexes in the descriptions.
+    /// Fields of the message that is being written and of the messages around it. Each has its index in the
+    /// description of its message.
     found: Vec<(usize, Wire<'a>)>,
 }
 
@@ -114,7 +115,7 @@ impl<'a> Writer<'a, '_> {
                 self.out.push(b']');
                 continue;
             }
-            // If a field occurs several times, the last value counts.
+            // Skip this value if the field occurs again, because the last value counts.
             if self.found.get(at).is_some_and(|(next, _)| *next == index) {
                 continue;
             }
@@ -133,11 +134,12 @@ impl<'a> Writer<'a, '_> {
         Ok(())
     }
 
-    /// Collects the fields of a message, in the order of its description.
+    /// Appends the fields of a message to `found`, in the order of the message's description. `base` is the
+    /// length of `found` before.
     fn find(&mut self, message: &'static Message, bytes: &'a [u8], base: usize) -> Result<(), Malformed> {
         let (mut fields, mut last, mut is_ordered) = (Fields(bytes), 0, true);
         while let Some((number, value)) = fields.next()? {
-            // Fields usually arrive in order.
+            // Search from the last field on, because fields are usually in order.
             let place = |(_, field): &(usize, &Field)| field.number == number;
             let numbered = || message.fields.iter().enumerate();
             let Some((index, _)) = numbered().skip(last).find(place).or_else(|| numbered().find(place))
@@ -232,8 +234,8 @@ fn base64_text(bytes: &[u8], out: &mut Vec<u8>) {
     out.push(b'"');
     let start = out.len();
     let length = bytes.len().div_ceil(3) * 4;
-    // Reserves some bytes more than the value: if the buffer had to grow after a large value, its memory
-    // would double.
+    // Reserve some bytes in addition to the value, for what follows. Otherwise the buffer might have to grow
+    // after a large value, which would double its memory.
     out.reserve(length + 64);
     out.resize(start + length, 0);
     let written = STANDARD.encode_slice(bytes, &mut out[start..]);
@@ -295,48 +297,50 @@ pub(crate) fn text(text: &str, texts: Texts, out: &mut Vec<u8>) {
     out.push(b'"');
 }
 
-/// Writes a message as JSON while its bytes arrive in pieces, for responses that are too large to be held in
-/// memory. A message that contains messages is opened as soon as its length is known, and each of its fields
-/// is written when it is complete; the fields have to arrive in the order of the description, as in etcd's
-/// responses. Other messages, such as a key with its value, are written when they are complete.
+/// Writes a message as JSON while its bytes arrive in chunks, so that a large response is not held in memory
+/// as a whole. Of a message that contains messages, each field is written as soon as it is complete. The
+/// fields must arrive in the order of the description, as they do in etcd's responses. Other messages, such
+/// as a key with its value, are written when they are complete.
 #[derive(Debug)]
 pub struct RangeEncoder {
-    /// Bytes of a field that is not complete yet.
+    /// Received bytes of a field that is not complete yet.
     pending: Vec<u8>,
-    /// Open messages, each nested in the one before it.
+    /// Messages that were begun and not ended yet. Each one is nested in the one before it.
     open: Vec<Open>,
 }
 
-/// A message that has begun.
+/// A message whose JSON was begun and not ended yet.
 #[derive(Debug)]
 struct Open {
     message: &'static Message,
-    /// Number of the message's bytes that are still missing.
+    /// Number of bytes of the message that were not processed yet.
     left: usize,
-    /// Index of the list field that is open.
+    /// Index of the field whose list was begun and not ended yet.
     list: Option<usize>,
     last: usize,
     is_first: bool,
 }
 
 impl RangeEncoder {
-    /// Begins a message.
+    /// Begins the JSON of a message. Appends its first bytes to `out`.
     pub fn new(message: &'static Message, out: &mut Vec<u8>) -> RangeEncoder {
-        // The length of the outermost message is not known.
+        // The length of the outermost message is not known, so it ends only with `finish`.
         let open = vec![Open::begin(message, usize::MAX, out)];
         RangeEncoder { pending: Vec::new(), open }
     }
 
-    /// Returns the number of bytes held for incomplete fields.
+    /// Returns the number of bytes of memory that are held for a field that is not complete.
     pub fn held_bytes(&self) -> usize {
         self.pending.capacity()
     }
 
-    /// Takes the next piece, and appends the fields that are complete.
+    /// Processes the next chunk of the message's bytes, and appends the JSON of the fields that are complete
+    /// to `out`.
     ///
     /// # Errors
     ///
-    /// The bytes are not a valid encoding of the message, or not in order.
+    /// Returns an error if the bytes are not a valid encoding of the message, or if the fields are not in
+    /// order.
     pub fn push(&mut self, piece: &[u8], out: &mut Vec<u8>) -> Result<(), Malformed> {
         let mut pending = std::mem::take(&mut self.pending);
         pending.extend_from_slice(piece);
@@ -348,7 +352,7 @@ impl RangeEncoder {
         Ok(())
     }
 
-    /// Writes the next field, or opens the next message. Returns false if no field is complete.
+    /// Writes the next field, or begins the next nested message. Returns false if more bytes are needed.
     fn step(&mut self, rest: &mut &[u8], out: &mut Vec<u8>) -> Result<bool, Malformed> {
         self.close_whole(out);
         let depth = self.open.len() - 1;
@@ -382,14 +386,15 @@ impl RangeEncoder {
                 *rest = &rest[taken..];
                 Ok(true)
             }
-            // The message has no more bytes, so the field cannot become complete.
+            // All bytes of the message have arrived, so the field cannot become complete.
             Err(Malformed) if reach.len() == top.left => Err(Malformed),
-            // The field is incomplete or invalid; `finish` distinguishes the two.
+            // The field is incomplete or invalid. If it is invalid, `finish` returns the error, because bytes
+            // are left.
             Ok(None) | Err(Malformed) => Ok(false),
         }
     }
 
-    /// Closes the messages whose bytes have all arrived.
+    /// Ends the JSON of the nested messages whose bytes were all processed.
     fn close_whole(&mut self, out: &mut Vec<u8>) {
         while self.open.len() > 1
             && let Some(top) = self.open.pop_if(|top| top.left == 0)
@@ -398,11 +403,11 @@ impl RangeEncoder {
         }
     }
 
-    /// Ends the message.
+    /// Ends the JSON of the message, after its last chunk.
     ///
     /// # Errors
     ///
-    /// The bytes end inside a field.
+    /// Returns an error if the bytes end inside a field or a nested message.
     pub fn finish(mut self, out: &mut Vec<u8>) -> Result<(), Malformed> {
         self.close_whole(out);
         match self.open.pop() {
@@ -428,8 +433,8 @@ impl Open {
         out.push(b'}');
     }
 
-    /// If the field with this number holds messages that contain messages themselves, returns its index and
-    /// its message type.
+    /// If the field with this number contains messages, and these contain messages themselves, returns the
+    /// index of the field and the type of its messages. Such messages are written field by field.
     fn opened_by(&self, number: u64) -> Option<(usize, &'static Message)> {
         let index = self.message.fields.iter().position(|field| u64::from(field.number) == number)?;
         let Kind::Message(message) = self.message.fields[index].kind else { return None };
@@ -437,7 +442,8 @@ impl Open {
         has_messages.then_some((index, message))
     }
 
-    /// Advances to a field.
+    /// Records that the next value belongs to the field with this index. Ends the list of the previous field
+    /// if there is one. Returns an error if the field is not in order.
     fn reach(&mut self, index: usize, out: &mut Vec<u8>) -> Result<(), Malformed> {
         let is_again = index == self.last && !self.message.fields[index].repeated;
         if index < self.last || (is_again && self.list.is_none() && !self.is_first) {
@@ -451,7 +457,7 @@ impl Open {
         Ok(())
     }
 
-    /// Writes the bytes before a value: the name of its field, or the comma after the previous element of the
+    /// Writes what precedes a value: the name of its field, or the comma after the previous element of its
     /// list.
     fn name(&mut self, index: usize, out: &mut Vec<u8>) -> Result<(), Malformed> {
         self.reach(index, out)?;
@@ -465,7 +471,7 @@ impl Open {
         Ok(())
     }
 
-    /// Opens the list of a field; returns false if it is open already.
+    /// Begins the list of a field. Returns false if the list was already begun.
     fn opens_list(&mut self, index: usize, out: &mut Vec<u8>) -> bool {
         let is_first = self.list.is_none();
         if is_first {

@@ -1,20 +1,19 @@
-//! The mapping between JSON and protobuf messages of etcd's JSON gateway (grpc-gateway, over Go's `protojson`
-//! and `encoding/json`), with its errors.
+//! Converts between JSON and protobuf messages for etcd's JSON API, with the same results and errors as etcd.
+//! For this, etcd uses grpc-gateway, which in turn uses Go's `protojson` and `encoding/json`.
 //!
-//! Structure: [`decode()`] converts JSON to the bytes of a protobuf message, [`encode()`] converts such bytes
-//! to JSON; both follow the descriptions in [`api::descriptor`] field by field, without building a message in
-//! memory. [`Values`] splits a body into JSON values as they arrive. [`route`] finds the RPC of a path;
-//! [`status`] and [`error`] determine the response to an error.
+//! [`decode()`] converts JSON to the bytes of a protobuf message, and [`encode()`] converts such bytes to
+//! JSON. Both follow the descriptions in [`api::descriptor`] field by field, without creating a message
+//! struct in memory. [`Values`] splits a body into JSON values while it arrives. [`route`] returns the RPC
+//! for a path. [`status`] and [`error`] return the HTTP status and the body for an error.
 //!
 //! The crate does not know HTTP, sockets, users, or the meaning of messages.
 //!
 //! Invariants:
-//! - No input of a client causes a panic, and recursion is bounded by [`DEPTH_MAX`].
-//! - [`decode()`] accepts what etcd accepts: a field by either of its names, 64-bit integers as numbers or
-//!   strings, bytes in both alphabets of base64 with and without padding, enums by name or number; unknown
-//!   fields are ignored. Errors have etcd's words, with line and column.
-//! - Memory is bounded by the length of the input: a message takes three quarters of that length for base64,
-//!   and at most a small multiple of it.
+//! - No input of a client causes a panic, and the depth of recursion is at most [`DEPTH_MAX`].
+//! - [`decode()`] accepts what etcd accepts: a field by either of its two names, a 64-bit integer as a number
+//!   or a string, bytes in both alphabets of base64 with or without padding, an enum by name or number.
+//!   Unknown fields are ignored. Errors have etcd's messages, with line and column.
+//! - The memory for a conversion is at most a small multiple of the length of the input.
 //!
 //! Start reading with [`decode()`]. The caller is `rpc/src/gateway.rs`. Tests: beside the code, and
 //! `interop/gateway_same.py` against real etcd.

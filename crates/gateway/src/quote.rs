@@ -1,8 +1,9 @@
-//! Quoting of texts in errors, as in Go.
+//! Quotes strings in error messages as Go does.
 
 use std::fmt::Write as _;
 
-/// Returns bytes as Go's `strconv.Quote` shows them, without the surrounding quotation marks; `mark` is escaped.
+/// Escapes bytes as Go's `strconv.Quote` does, without adding quotation marks. `mark` is the quotation mark
+/// that is escaped.
 fn quoted(bytes: &[u8], mark: char) -> String {
     let mut out = String::with_capacity(bytes.len() + 2);
     for chunk in bytes.utf8_chunks() {
@@ -20,7 +21,7 @@ fn quoted(bytes: &[u8], mark: char) -> String {
                 '\r' => out.push_str("\\r"),
                 '\t' => out.push_str("\\t"),
                 '\x0b' => out.push_str("\\v"),
-                // Writing to a string cannot fail.
+                // The result is ignored, because writing to a `String` cannot fail.
                 c if c < ' ' || c == '\x7f' => {
                     let _ = write!(out, "\\x{:02x}", u32::from(c));
                 }
@@ -39,12 +40,12 @@ fn quoted(bytes: &[u8], mark: char) -> String {
     out
 }
 
-/// Returns bytes as Go's `%q` shows them.
+/// Quotes bytes as Go's `%q` does.
 pub(crate) fn bytes(bytes: &[u8]) -> String {
     format!("\"{}\"", quoted(bytes, '"'))
 }
 
-/// Returns a byte as Go's `encoding/json` shows it.
+/// Quotes a byte as Go's `encoding/json` does in its errors.
 pub(crate) fn character(byte: u8) -> String {
     match byte {
         b'\'' => "'\\''".to_owned(),

@@ -1,9 +1,9 @@
-//! Mapping of the gateway's paths to RPCs: [`route`].
+//! Finds the RPC for a path of the JSON API: [`route`].
 
 use api::Rpc;
 
-/// Every path under `/v3/`, and its RPC. etcd's gateway has no path for the streamed range and for the health
-/// service.
+/// All paths under `/v3/`, each with its RPC. There are no paths for the streamed range and for the health
+/// service, as in etcd.
 pub static PATHS: &[(&str, Rpc)] = &[
     ("kv/range", Rpc::KvRange),
     ("kv/put", Rpc::KvPut),
@@ -58,7 +58,8 @@ pub static PATHS: &[(&str, Rpc)] = &[
     ("election/resign", Rpc::ElectionResign),
 ];
 
-/// Returns the RPC of a path such as `/v3/kv/put`. The prefix `/v3beta/` is equivalent.
+/// Returns the RPC for a path such as `/v3/kv/put`; `None` if there is none. The prefix `/v3beta/` means the
+/// same as `/v3/`.
 pub fn route(path: &str) -> Option<Rpc> {
     let rest = path.strip_prefix("/v3/").or_else(|| path.strip_prefix("/v3beta/"))?;
     PATHS.iter().find(|(known, _)| *known == rest).map(|(_, rpc)| *rpc)

@@ -1,62 +1,62 @@
-//! Splits a body into JSON values as Go's `encoding/json` does, with its errors: [`Values`]. It checks only
-//! the syntax; [`crate::decode()`] interprets a value.
+//! Splits a body into JSON values as Go's `encoding/json` does, with the same errors: [`Values`]. This module
+//! only checks the syntax of values; [`crate::decode()`] interprets them.
 
 use std::ops::Range;
 
 use crate::quote;
 
-/// Bytes of the buffer that are kept for the next value.
+/// Size in bytes to which the buffer shrinks after a large value.
 const BUFFER_BYTES: usize = 16 * 1024;
 
-/// Largest nesting depth of arrays and objects, as in Go.
+/// Maximum nesting depth of arrays and objects, as in Go. A deeper value is an error.
 const NESTING_MAX: usize = 10_000;
 
-/// State of the scanner: the input that it expects next.
+/// State of the scanner: the input that it expects next, or the part of a value that it is scanning.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum State {
     BeginValue,
-    /// After `[`: a value or `]` follows.
+    /// After `[`: a value or `]` is expected.
     BeginValueOrEmpty,
-    /// After a comma in an object: a name follows.
+    /// After a comma in an object: a name is expected.
     BeginName,
-    /// After `{`: a name or `}` follows.
+    /// After `{`: a name or `}` is expected.
     BeginNameOrEmpty,
     EndValue,
     InString,
     Escape,
-    /// Inside `\uXXXX`, after this many digits.
+    /// Inside `\uXXXX`, after this number of digits.
     EscapeDigits(u8),
     Minus,
-    /// After a leading zero.
+    /// After a leading zero of a number.
     Zero,
-    /// Inside the digits before the point.
+    /// Inside the digits of a number before the point.
     Digits,
     Point,
     Fraction,
     Exponent,
     ExponentSign,
     ExponentDigits,
-    /// Inside a literal, after this many bytes.
+    /// Inside this literal, such as `true`, after this number of bytes.
     Literal(&'static [u8], u8),
 }
 
-/// Part of an open array or object that is being scanned.
+/// Tells in which part of an array or object the scanner is.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Open {
-    /// An object whose name is not followed by a colon yet.
+    /// In an object, before the colon after a name.
     Name,
-    /// An object with a value after a colon.
+    /// In an object, after the colon.
     Value,
     Array,
 }
 
-/// Classification of a byte.
+/// Result of scanning one byte.
 #[derive(Debug, PartialEq, Eq)]
 enum Seen {
     More,
-    /// The last byte of the outermost array or object.
+    /// The byte is the last one of the outermost array or object.
     Last,
-    /// The first byte after the value.
+    /// The byte is the first one after the value.
     Behind,
     Wrong(String),
 }
@@ -210,24 +210,26 @@ fn wrong(c: u8, context: &str) -> Seen {
     Seen::Wrong(format!("invalid character {} {context}", quote::character(c)))
 }
 
-/// Next result of [`Values::next`].
+/// Result of [`Values::next`].
 #[derive(Debug, PartialEq, Eq)]
 pub enum Next {
-    /// A value without surrounding white space; it is valid JSON.
+    /// A value, which is valid JSON, without white space around it.
     Value(Vec<u8>),
-    /// More bytes have to arrive first.
+    /// The next value is not complete: more bytes must arrive first.
     More,
     /// There are no more values.
     End,
-    /// The body is not valid JSON; holds Go's error text. No values follow.
+    /// The body is not valid JSON. Contains Go's error message. No further values are returned.
     Wrong(String),
 }
 
-/// Splits a body into JSON values as it arrives. Holds at most the beginning of one value and the bytes pushed last.
+/// Splits a body into JSON values while it arrives. Holds only the beginning of a value that is not complete,
+/// and the bytes that were pushed last.
 #[derive(Debug)]
 pub struct Values {
     buffer: Vec<u8>,
-    /// Offset of the next value in the buffer; `at` is the offset up to which it was scanned.
+    /// Offset in the buffer at which the next value begins. `at` is the offset up to which the buffer was
+    /// scanned.
     start: usize,
     at: usize,
     scanner: Scanner,
@@ -251,7 +253,8 @@ impl Values {
         self.buffer.capacity()
     }
 
-    /// Removes the returned values from the buffer, and shrinks it if it is far larger than what is left.
+    /// Removes the values that were returned from the buffer, and frees memory if the buffer is much larger
+    /// than the rest.
     fn compact(&mut self) {
         self.buffer.drain(..self.start);
         self.at -= self.start;
@@ -261,12 +264,12 @@ impl Values {
         }
     }
 
-    /// Returns the number of bytes held for values that were not returned yet.
+    /// Returns the number of bytes in the buffer that belong to values that were not returned yet.
     pub fn held_bytes(&self) -> usize {
         self.buffer.len() - self.start
     }
 
-    /// Returns the next value, if it is complete. `is_end`: no more bytes will be pushed.
+    /// Returns the next value, if it is complete. `is_end` must be true if no more bytes will be pushed.
     pub fn next(&mut self, is_end: bool) -> Next {
         if self.is_over {
             return Next::End;
@@ -309,12 +312,12 @@ impl Values {
     }
 }
 
-/// Returns the first value in a complete body, without surrounding white space; `None` if the body is only
-/// white space.
+/// Returns the first value in a complete body, without white space around it; `None` if there is only white
+/// space in the body.
 ///
 /// # Errors
 ///
-/// Returns the reason why the body is not valid JSON, in Go's words.
+/// Returns Go's error message if the body does not begin with valid JSON.
 pub(crate) fn first_value(body: &[u8]) -> Result<Option<&[u8]>, String> {
     let mut scanner = Scanner::new();
     for (at, &c) in body.iter().enumerate() {
@@ -339,7 +342,7 @@ pub(crate) fn without_space_before(body: &[u8]) -> &[u8] {
     &body[body.iter().take_while(is_space).count()..]
 }
 
-/// Returns the range of these bytes without leading and trailing white space.
+/// Returns the range in `bytes` without the white space at the beginning and the end.
 fn trim(bytes: &[u8]) -> Range<usize> {
     let is_solid = |byte: &u8| !matches!(byte, b' ' | b'\t' | b'\r' | b'\n');
     match bytes.iter().position(is_solid) {

@@ -1,11 +1,13 @@
-//! Facts about the log that are stored outside of the log: its owner, and positions up to which it was
-//! durable, namely when it was opened and when it was closed.
+//! Stores the end of the log in a file outside of the log, so that a loss of data at the end is noticed when
+//! the log is opened. The file contains the log's owner, and the position up to which the log was durable
+//! when it was opened or closed.
 //!
-//! The log alone cannot distinguish an end that was lost from an end that was never written. So a member that
-//! shuts down cleanly records where its log ends, and compares at the next start. At each start a member also
-//! records the end of the log that it found and has synced. After a crash the log may be longer than that,
-//! but not shorter. Nothing is recorded while the member runs, so writes have no additional cost. The
-//! disadvantage is that after a crash nothing proves whether the last batch had been synced.
+//! From the log alone one cannot tell whether its last records were lost or never written. So a member that
+//! shuts down cleanly records where its log ends. At the next start the log must not end before this
+//! position. At each start a member also records the end of the log that it found and has synced. After a
+//! crash the log may be longer than that, but not shorter. Nothing is recorded while the member runs, so
+//! writes have no additional cost. The disadvantage is that a loss of batches that were written since the
+//! start is not noticed after a crash.
 //!
 //! ```text
 //! <data-dir>/member/witness   little-endian
@@ -16,13 +18,13 @@
 //!       16  cluster id   8
 //!       24  member id    8
 //!       32  segment      4   the last segment in use when the record was written
-//!       36  offset       4   where its records ended; 0 if no end is known
+//!       36  offset       4   where the records of this segment ended; 0 if no end is known
 //!       40  last index   8
 //!       48  crc32c       4   of bytes 0..48
 //! ```
 //!
-//! Older releases write zeros from offset 32 on while the log is in use, and ignore these bytes when they
-//! read the file.
+//! Older releases record no end while the log is in use: they write zeros from offset 32 up to the checksum.
+//! When they read a file that says the log is in use, they ignore these bytes.
 
 use std::path::Path;
 
@@ -45,8 +47,8 @@ pub struct ShutdownRecord {
     pub member_id: MemberId,
     /// End of the log at a clean shutdown. `None` while the log is in use, and therefore also after a crash.
     pub end: Option<LogEnd>,
-    /// End of the log when it was opened. The log was durable up to it. Set only while the log is in use;
-    /// `None` if that end was not recorded.
+    /// End of the log when it was opened; the log was durable up to this position. `None` after a clean
+    /// shutdown, or if the position was not recorded.
     pub synced_to: Option<LogEnd>,
 }
 
@@ -70,7 +72,8 @@ impl ShutdownRecord {
     ///
     /// # Errors
     ///
-    /// Returns [`OpenError::Damaged`] if the record cannot be used; the log itself may still be sound.
+    /// Returns [`OpenError::Damaged`] if the file does not contain a valid record. The log itself may still
+    /// be sound.
     pub fn read(disk: &dyn Disk, path: &Path) -> Result<Option<ShutdownRecord>, OpenError> {
         let io = |error| OpenError::io("read", path, error);
         if !disk.exists(path).map_err(io)? {
@@ -81,8 +84,9 @@ impl ShutdownRecord {
         ShutdownRecord::decode(&bytes[..read]).map(Some).map_err(|why| OpenError::damaged(path, 0, why))
     }
 
-    /// Replaces the record, durably and atomically. Writes a new file and renames it. If a full disk has no
-    /// space for a new file, overwrites the old one, which is atomic because all its bytes are in one sector.
+    /// Replaces the record durably and atomically: writes a new file and renames it. If the disk is too full
+    /// for a new file, the existing file is overwritten in place. That is atomic, too, because the record
+    /// lies in one sector.
     ///
     /// # Errors
     ///
@@ -99,7 +103,8 @@ impl ShutdownRecord {
         });
         match made {
             Err(error) if disk::is_full(&error) => {
-                // If the removal fails, the next write of the record removes the file.
+                // An error is ignored: if the removal fails, the next call removes the file before it creates
+                // a new one.
                 let _ = disk.remove(&making);
                 if !disk.exists(path).map_err(io)? {
                     return Err(io(error));

@@ -1,28 +1,31 @@
-//! The locations of all raft entries, kept in memory with four bytes per entry.
+//! Keeps the locations of the raft entries in memory, with four bytes per entry, so that an entry can be read
+//! by its index.
 
 use std::collections::BTreeMap;
 
 use numbers::{EntryId, Index, Term};
 
-/// Maps a raft index to the segment and the offset of the entry's record. Each segment has one contiguous run
-/// of current entries. Appending an entry with an existing index drops the old entry and all later entries,
-/// in this segment and in earlier ones.
+/// Maps a raft index to the segment and the offset of the entry's record. The current entries in one segment
+/// have contiguous indexes (a run). Adding an entry with an existing index drops the old entry and all
+/// entries with higher indexes, in this segment and in earlier ones.
 #[derive(Default)]
 pub(crate) struct EntryIndex {
     runs: BTreeMap<u32, Run>,
-    /// Segments at the log's beginning that were not read when the log was opened, each with the raft index
-    /// that was expected next when the segment began.
+    /// Segments at the log's beginning that were not read when the log was opened: the sequence number of
+    /// each, with the raft index that was expected next when the segment began.
     pub unread: BTreeMap<u32, Index>,
-    /// Lowest index that may still be read. Entries below it are not returned.
+    /// Lowest index that may still be read. Entries below this index are treated as unknown.
     pub floor: Index,
-    /// Index of the next appended entry, unless that entry replaces an earlier one.
+    /// Index after the last entry: the index of the next appended entry, unless that entry replaces an
+    /// earlier one.
     pub next: Index,
 }
 
 struct Run {
     first: Index,
     offsets: Vec<u32>,
-    /// First entry of each run of entries with the same term, in ascending order.
+    /// Index and term of the first entry of each sequence of entries with the same term, in ascending order
+    /// of the indexes.
     terms: Vec<EntryId>,
 }
 
@@ -38,8 +41,8 @@ impl EntryIndex {
         EntryIndex { next, ..EntryIndex::default() }
     }
 
-    /// Adds an entry whose index is at most [`EntryIndex::next`]. If its index is lower, it replaces the
-    /// entry with that index and drops all later ones.
+    /// Adds an entry, whose index must be at most [`EntryIndex::next`]. If the index is lower, the existing
+    /// entry with that index and all later ones are dropped first.
     pub fn push(&mut self, seq: u32, index: Index, term: Term, offset: u32) {
         assert!(index <= self.next, "entry {index} leaves a gap after {}", self.next.previous());
         if index < self.next {
@@ -90,13 +93,14 @@ impl EntryIndex {
         }
     }
 
-    /// Frees the memory for entries below `floor`, which will no longer be read.
+    /// Frees the memory for the locations of entries below `floor`. From now on these entries cannot be read.
     pub fn forget_below(&mut self, floor: Index) {
         self.floor = self.floor.max(floor);
         let floor = self.floor;
         self.runs.retain(|_, run| run.end() > floor);
-        // The entries of a segment begin at the index recorded in `unread`, or below it. So the last segment
-        // whose index is not above the floor may contain the floor, and is still needed.
+        // Drop the unread segments that contain only entries below the floor. The entries of a segment begin
+        // at the index recorded in `unread`, or below it. So the last segment whose recorded index is not
+        // above the floor may contain the entry at the floor: this segment and the later ones are kept.
         let needed = self.unread.iter().filter(|(_, first)| **first <= floor).map(|(seq, _)| *seq).max();
         if self.runs.values().next().is_some_and(|run| run.first <= floor) {
             self.unread.clear();
@@ -105,7 +109,7 @@ impl EntryIndex {
         }
     }
 
-    /// Returns the index from which on the locations of all entries are known.
+    /// Returns the lowest index from which on the locations of all entries are known.
     pub fn first_known(&self) -> Index {
         let mut first = self.next;
         for run in self.runs.values().rev() {
@@ -117,7 +121,8 @@ impl EntryIndex {
         first.max(self.floor)
     }
 
-    /// Returns the first index that can be read, including entries in segments that are not read yet.
+    /// Returns the index of the first entry that can be read, including entries in segments whose records
+    /// have not been read yet.
     pub fn first(&self) -> Index {
         match self.unread.values().min() {
             Some(first) => (*first).min(self.first_known()).max(self.floor),

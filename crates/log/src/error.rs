@@ -1,4 +1,4 @@
-//! Errors of the log, with messages for the operator.
+//! Defines the errors of the log, with messages for the operator.
 
 use std::fmt;
 use std::io;
@@ -7,7 +7,7 @@ use std::sync::Arc;
 
 use crate::{Batch, Owner};
 
-/// Last part of an error message, which says what the operator should do about damage.
+/// Advice for the operator about damaged data. It is the last part of several error messages.
 pub const REMEDY: &str = "data that this member acknowledged may be missing: do not just delete the file; \
      rebuild the member from the others with `mainstay rebuild` and the flags it was started with or, if \
      it is the only one, restore its data directory from a backup";
@@ -45,7 +45,7 @@ pub enum OpenError {
         /// Error of the operating system.
         error: io::Error,
     },
-    /// A file contains bytes that the log never wrote, or has lost bytes that the log wrote.
+    /// A file does not contain the bytes that were written to it: they are different or missing.
     Damaged {
         /// The file.
         path: PathBuf,
@@ -64,7 +64,7 @@ pub enum OpenError {
         /// Path of the directory, link or other object.
         path: PathBuf,
     },
-    /// A directory has a name that the log needs for a temporary file.
+    /// A directory has the name of a temporary file that the log must create.
     InTheWay {
         /// Path of the directory.
         path: PathBuf,
@@ -93,8 +93,8 @@ impl OpenError {
 }
 
 impl OpenError {
-    /// Returns true if the file is missing or damaged. A caller that has the same contents in another place
-    /// can then continue without the file.
+    /// Returns true if a file is missing, damaged or not a regular file. A caller that has the same contents
+    /// elsewhere can continue without the file.
     pub fn is_damage(&self) -> bool {
         matches!(self, OpenError::Damaged { .. } | OpenError::Missing { .. } | OpenError::NotAFile { .. })
     }
@@ -147,8 +147,8 @@ impl std::error::Error for OpenError {
     }
 }
 
-/// Error that stops the log. A write or sync of a segment in use failed, so it is unknown what is on the
-/// disk, and the member must stop.
+/// Error that stops the log permanently. A write or sync of a segment in use failed, so it is unknown which
+/// data is on the disk, and the member must stop.
 #[derive(Clone, Debug)]
 pub struct Fatal {
     /// Operation that failed, such as `sync`.
@@ -178,7 +178,7 @@ impl std::error::Error for Fatal {
     }
 }
 
-/// Error returned when a batch is refused. It contains the batch.
+/// Error returned when the log refuses a batch. It gives the batch back to the caller.
 #[derive(Debug)]
 pub struct AppendError {
     /// Reason of the refusal.
@@ -187,16 +187,16 @@ pub struct AppendError {
     pub batch: Batch,
 }
 
-/// Reason why the log accepts no batch, temporarily or permanently.
+/// Reason why the log refuses a batch. `QueueFull` and `NoSpace` are temporary; the others are permanent.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
-    /// Too many bytes wait in the queue to be written.
+    /// The batch would exceed the limit of queued bytes ([`crate::Options::queued_bytes_max`]).
     QueueFull,
     /// The disk is full. The caller has to release segments, or the operator has to free space on the disk.
     NoSpace,
     /// The log has failed, or it was closed.
     Stopped,
-    /// An entry or a value has 1 GiB or more.
+    /// An entry or a value of the batch exceeds the limit of about 1 GiB.
     TooLarge,
 }
 
@@ -222,9 +222,9 @@ impl std::error::Error for AppendError {}
 /// Error returned when a segment cannot be released.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum ReleaseError {
-    /// The segment is the one that is being written.
+    /// The segment is in use: records are still written to it.
     Active,
-    /// No segment has this number, or its release is already in progress.
+    /// No segment has this sequence number, or the release of the segment was already requested.
     Unknown,
     /// The log has failed, or it was closed.
     Stopped,
@@ -233,10 +233,11 @@ pub enum ReleaseError {
 /// Error returned when bytes cannot be read from the log.
 #[derive(Debug)]
 pub enum ReadError {
-    /// The segment was released, and the value was moved to another segment. The caller has to look up the
-    /// new location.
+    /// The segment was released. If the value is still live, it was copied to another segment before the
+    /// release, and the caller has to look up its new location.
     Moved,
-    /// The entry is too old and no longer kept, or its index is beyond the last entry.
+    /// The entry is no longer kept, or it was replaced during the read, or its index is beyond the last
+    /// entry.
     Unavailable,
     /// The bytes at the location differ from those that were written.
     Damaged {

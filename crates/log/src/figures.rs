@@ -1,12 +1,13 @@
-//! Counters for metrics. Reading them never blocks.
+//! Counts the log's work for metrics, and remembers the slowest recent syncs.
 
 use std::collections::VecDeque;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
-/// Upper bounds in seconds of the buckets of a [`Durations`]: those of `etcd_disk_wal_fsync_duration_seconds` and
-/// `etcd_disk_wal_write_duration_seconds`, 1 ms doubled thirteen times.
+/// Upper bounds in seconds of the buckets of [`Durations`]: 1 ms, and each further bound twice the previous
+/// one. The metrics `etcd_disk_wal_fsync_duration_seconds` and `etcd_disk_wal_write_duration_seconds` of etcd
+/// have the same bounds.
 pub const DURATION_BOUNDS_S: [f64; 14] =
     [0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.024, 2.048, 4.096, 8.192];
 
@@ -25,17 +26,18 @@ impl Durations {
         self.sum_ns.fetch_add(duration.as_nanos() as u64, Ordering::Relaxed);
     }
 
-    /// Number of samples in each bucket (not cumulative). The last bucket counts samples above every bound.
+    /// Number of samples in each bucket (not cumulative). The last bucket counts the samples above the
+    /// highest bound.
     pub fn buckets(&self) -> [u64; DURATION_BOUNDS_S.len() + 1] {
         std::array::from_fn(|i| self.buckets[i].load(Ordering::Relaxed))
     }
 
-    /// Number of samples.
+    /// Number of durations that were added.
     pub fn count(&self) -> u64 {
         self.buckets().iter().sum()
     }
 
-    /// Sum of all samples.
+    /// Sum of all durations that were added.
     pub fn sum(&self) -> Duration {
         Duration::from_nanos(self.sum_ns.load(Ordering::Relaxed))
     }
@@ -58,15 +60,15 @@ pub struct Figures {
 /// A sync that took so long that it delayed the requests that waited for it.
 #[derive(Clone, Copy, Debug)]
 pub struct Stall {
-    /// Time when the stall ended.
+    /// Time when the sync ended.
     pub ended: Instant,
-    /// Duration of the stall.
+    /// Duration of the sync.
     pub took: Duration,
 }
 
 /// Minimum duration of a sync that counts as a stall: a tenth of etcd's default election timeout.
 const STALL_MIN: Duration = Duration::from_millis(100);
-/// Maximum number of stalls that are remembered.
+/// Maximum number of stalls that are remembered; a further one replaces the oldest.
 const STALLS_MAX: usize = 32;
 
 impl Figures {
@@ -81,7 +83,7 @@ impl Figures {
         }
     }
 
-    /// Returns the most recent syncs that took a tenth of a second or longer, oldest first.
+    /// Returns the most recent syncs, at most 32, that took 100 ms or longer, oldest first.
     pub fn stalls(&self) -> Vec<Stall> {
         self.stalls.lock().unwrap_or_else(PoisonError::into_inner).iter().copied().collect()
     }
@@ -91,7 +93,7 @@ impl Figures {
         self.written_bytes.load(Ordering::Relaxed)
     }
 
-    /// Bytes written to prepare segments: file headers and zeros.
+    /// Bytes written in addition to records: headers of segments, and zeros that reserve or initialize space.
     pub fn prepared_bytes(&self) -> u64 {
         self.prepared_bytes.load(Ordering::Relaxed)
     }
@@ -101,7 +103,7 @@ impl Figures {
         self.entries.load(Ordering::Relaxed)
     }
 
-    /// Returns the number of times that the writer had to wait for a segment to be prepared.
+    /// Number of times that the writer found no segment prepared, and had to wait for one.
     pub fn waits(&self) -> u64 {
         self.waits.load(Ordering::Relaxed)
     }

@@ -1,5 +1,5 @@
-//! The segment format, version 2. All numbers are little-endian. Files of every version stay readable
-//! forever.
+//! Encodes and decodes segment files: their header and their records. This is version 2 of the format. All
+//! numbers are little-endian. Every later release must be able to read the files of every version.
 //!
 //! ```text
 //! segment file  <data-dir>/member/log/<seq, 16 hex digits>.seg
@@ -17,11 +17,12 @@
 //!     4096  records, each at a multiple of 8, up to the end
 //!
 //! record
-//!        0  crc32c           4   of bytes 4..32 and the payload, started from: lower half of the secret xor offset
+//!        0  crc32c           4   of bytes 4..32 and the payload; initial value: lower half
+//!                            of the secret xor offset
 //!        4  payload length   4
-//!   8  kind             1   1 Entry, 2 HardState, 3 Reset, 4 Value, 5 Start, 6 Released
+//!        8  kind             1   1 Entry, 2 HardState, 3 Reset, 4 Value, 5 Start, 6 Released
 //!        9  entry type       1   raft's, for Entry; else 0
-//!       10  mark             2   bytes 4..6 of the secret: tells most strangers without a checksum
+//!       10  mark             2   bytes 4..6 of the secret: most foreign bytes fail here already
 //!       12  batch start      4   offset of the first record of the write batch this one belongs to
 //!       16  term             8
 //!       24  index            8
@@ -33,7 +34,7 @@
 //! Reset      snapshot's      snapshot's            none: the log starts again at index + 1
 //! Value      0               main (revision)       sub i64, value bytes
 //! Start      last entry's    next entry's index    see below; the first record of every segment
-//! Released   0               sequence number       none: that segment is deleted, or about to be
+//! Released   0               sequence number       none: that segment's file is deleted or reused
 //!
 //! Start      0 term u64, 8 vote u64, 16 commit u64      the hard state as it was when the segment began
 //!           24 base index u64, 32 base term u64         the latest Reset, or zeros
@@ -41,21 +42,21 @@
 //!           44 count u32, 48 sequence numbers u32 each  the segments before this one that are not released
 //! ```
 //!
-//! After the last record there are 16 zero bytes if the file has space for them: a record of kind 0 marks the
-//! end.
+//! After the last record there are 16 zero bytes, if the file has space for them. They mark the end, because
+//! they look like the header of a record of kind 0, which does not exist.
 //!
 //! After the end of the records a file may contain anything: values of clients, whole copies of segments,
-//! data of the previous use of the file. None of these bytes may be read as a record. Therefore 48 bits of
-//! each record are derived from the secret in the file's header. The secret is drawn each time a file is put
-//! into use, never leaves this file, and differs from the secret of the file's previous use. A file of 64 MiB
-//! has 2^21 places for a forged record, and each forged record is accepted with a probability of 2^-48. The
-//! record's offset is part of its checksum, so even a genuine record that was copied to another place of the
-//! same file does not verify.
+//! data of the previous use of the file. None of these bytes must ever be read as a record. Therefore 48 bits
+//! of each record are derived from the secret in the file's header. A new random secret is drawn each time a
+//! file is put into use, and it is stored only in this file. A file of 64 MiB has space for 2^21 forged
+//! records, and each of them is accepted with a probability of 2^-48. The record's offset is part of its
+//! checksum, so even a genuine record that was copied to another place of the same file does not verify.
 //!
 //! In version 1 a checksum over cluster id, member id, incarnation and sequence number was used instead of a
 //! secret (the mark was the upper half of that checksum xor its lower half, and the offset was not part of
-//! the record's checksum). Clients can guess all four numbers. Segments of version 1 can be read. As soon as
-//! a next segment is ready, nothing more is written to them.
+//! the record's checksum). Clients can guess all four numbers, and so could forge records. Segments of
+//! version 1 can still be read. A segment of version 1 that is in use is replaced as soon as the next segment
+//! is ready.
 //!
 //! The header is written and synced before the file is renamed to its final name, and never changes
 //! afterwards. Facts that are known only when a segment is put into use (such as the index of its first
@@ -71,19 +72,20 @@ use crate::{HardState, Location};
 
 pub(crate) const MAGIC: [u8; 8] = *b"MNSTSEG\n";
 pub(crate) const VERSION: u32 = 2;
-/// Version in which the checksums of records are derived from numbers that clients can guess.
+/// Version 1 of the format, in which the checksums of records are derived from numbers that clients can
+/// guess.
 const VERSION_GUESSABLE: u32 = 1;
 pub(crate) const SEGMENT_HEADER_BYTES: usize = 4096;
 pub(crate) const RECORD_HEADER_BYTES: usize = 32;
-/// Minimum size of a segment in bytes, whatever the options say. Offsets within a segment have 32 bits.
+/// Minimum size of a segment in bytes. Smaller sizes in the options or in a segment's header are refused.
 pub(crate) const SEGMENT_BYTES_MIN: u32 = 16 << 10;
-/// Number of zero bytes after the last record. They can be read as a record header of kind 0, which marks the
-/// end.
+/// Number of zero bytes after the last record. They mark the end of the records, because no record has kind
+/// 0.
 pub(crate) const END_BYTES: usize = 16;
-/// Upper bound, in bytes, of a record's payload, which must be smaller. So offsets and lengths fit into 32
-/// bits.
+/// Upper bound in bytes of a record's payload: the payload must be smaller than this, so that offsets and
+/// lengths within a segment fit into 32 bits.
 pub(crate) const PAYLOAD_BYTES_MAX: usize = 1 << 30;
-/// Number of bytes before the value in the payload of a Value record (the sub-revision).
+/// Number of bytes of the sub revision, which precedes the value in the payload of a Value record.
 pub(crate) const VALUE_HEAD_BYTES: usize = 8;
 const START_HEAD_BYTES: usize = 48;
 
@@ -122,17 +124,18 @@ pub(crate) struct SegmentHeader {
     pub secret: Option<u64>,
 }
 
-/// Facts that all records of one use of a segment share, and that differ from those of any other use.
+/// Numbers that identify one use of a segment file. All records written in this use contain them, or have
+/// checksums that depend on them. In any other use of the file they are different.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Identity {
     seed: u32,
     mark: u16,
-    /// True if the offset of a record is part of its checksum (from version 2 on).
+    /// True if a record's offset is part of its checksum, which is so from format version 2 on.
     placed: bool,
 }
 
 impl Identity {
-    /// Returns the value from which the checksum of a record at `offset` starts.
+    /// Returns the initial value of the checksum of a record at `offset`.
     fn seed_at(&self, offset: u64) -> u32 {
         if self.placed { self.seed ^ offset as u32 } else { self.seed }
     }
@@ -156,8 +159,7 @@ impl SegmentHeader {
         bytes
     }
 
-    /// Decodes a segment header. The error text is the rest of a sentence that begins with the name of the
-    /// file.
+    /// Decodes a segment header. Returns a description of the damage if it is not valid.
     pub fn decode(bytes: &[u8]) -> Result<SegmentHeader, &'static str> {
         if bytes.len() < SEGMENT_HEADER_BYTES {
             return Err("the file is shorter than a segment header");
@@ -241,21 +243,22 @@ impl RecordHeader {
 /// Result of [`find`]: what the segment contains at the offset.
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Found {
-    /// A verified record, and the length of its payload in bytes. The bytes that were passed contain the
-    /// whole record with its padding.
+    /// The header of a verified record, and the length of its payload in bytes. The bytes that were passed to
+    /// [`find`] contain the whole record with its padding.
     Record(RecordHeader, usize),
-    /// The end mark, or less space in the file than a record needs.
+    /// The end of the records: an end mark, or fewer bytes up to the end of the file than a record header
+    /// has.
     End,
-    /// More bytes are needed: this many in total, counted from the start of the record.
+    /// Too few bytes were passed. Contains the number of bytes that are needed, counted from the start of the
+    /// record.
     Short(usize),
-    /// No valid record of this segment, for this reason.
+    /// The bytes are no valid record of this segment. Contains the reason.
     Invalid(&'static str),
 }
 
-/// Returns the payload length and the batch start if `head` can be the beginning of a record with this
-/// identity; segment files are reused, and each use has its own identity. Does not verify the checksum, nor
-/// that the record ends inside the file: the file may have been extended for the record, and a crash may have
-/// undone the extension.
+/// Returns the payload length and the batch start that `head` contains, if it can be the beginning of a
+/// record with this identity. Does not verify the checksum. Does not check that the record ends inside the
+/// file either: the file may have been extended for the record, and a crash may have undone the extension.
 pub(crate) fn outline(head: &[u8; END_BYTES], identity: Identity) -> Option<(usize, u32)> {
     Kind::of(head[8])?;
     let (payload, batch_start) = (u32_at(head, 4) as usize, u32_at(head, 12));
@@ -263,7 +266,8 @@ pub(crate) fn outline(head: &[u8; END_BYTES], identity: Identity) -> Option<(usi
     (is_of_this_use && payload < PAYLOAD_BYTES_MAX).then_some((payload, batch_start))
 }
 
-/// Decodes the record at `offset` of a segment of `len` bytes. `bytes` are the bytes read from `offset` on.
+/// Decodes and verifies the record at `offset` of a segment of `len` bytes. `bytes` are the bytes read from
+/// `offset` on, possibly fewer than the whole record.
 pub(crate) fn find(bytes: &[u8], offset: u64, len: u64, identity: Identity) -> Found {
     let room = len.saturating_sub(offset);
     if room < RECORD_HEADER_BYTES as u64 {
@@ -313,7 +317,8 @@ pub(crate) fn find(bytes: &[u8], offset: u64, len: u64, identity: Identity) -> F
     Found::Record(header, payload)
 }
 
-/// Contents of the first record of each segment.
+/// Contents of the Start record, which is the first record of each segment: the state of the log when the
+/// segment was begun.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Start {
     pub next_index: Index,

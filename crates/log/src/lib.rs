@@ -1,17 +1,18 @@
-//! The segmented log, which is also the database: each value is written once, inside its raft entry, and is
-//! read back from the segment by its location. The crate also contains the checkpoint files.
+//! Stores a member's raft entries and hard state in a log of segment files, and reads entries and values
+//! back. The log is also the database of values: a value is written once, inside its raft entry, and is later
+//! read from the segment by its location. The crate also stores checkpoint files.
 //!
 //! Parts: [`Log`] appends batches with group commit on its own thread (all queued batches share one vectored
 //! write and one fdatasync). [`Values`] and [`Entries`] read values and entries. [`Log::open`] recovers the
-//! log after a restart. [`checkpoint`] stores framed, checksummed files whose contents the caller writes.
+//! log after a restart. [`checkpoint`] stores an image of the caller's state in files of checksummed blocks.
 //!
-//! The log does not know the raft protocol (it only stores raft's state), keys, the contents of entries,
-//! which values are live, or when a checkpoint is due.
+//! The log does not interpret what it stores: it knows neither the raft protocol nor keys nor the contents of
+//! entries. It does not decide which values are live, or when a checkpoint is due.
 //!
 //! Invariants:
 //! - Nothing is reported as synced before the disk has synced it (test `crash`).
-//! - Data reported as synced exists after a crash; data not reported exists as a prefix or not at all (test
-//!   `crash`).
+//! - After a crash, all data that was reported as synced exists. Of the data that was not reported, a prefix
+//!   in the order of writing may exist (test `crash`).
 //! - A failed write or sync of a segment in use stops the log permanently (test `crash`).
 //! - Damage to acknowledged data is reported with file and offset, and never skipped; only the remains of a
 //!   write that was never acknowledged are cut off (test `damage`).
@@ -19,9 +20,9 @@
 //!   (test `damage`).
 //! - Only what the log itself wrote at this position, in this use of the file, is read as a record. Values of
 //!   clients, copies of records, and old data in a recycled file are not (tests `forgery`, `space`).
-//! - Files of every version stay readable forever (test `golden`).
-//! - No content of a file causes a panic (test `damage`). A gap in the appended entries is a bug of the
-//!   caller and does panic.
+//! - The files of all earlier versions of the format can be read (test `golden`).
+//! - No content of a file causes a panic (test `damage`). Only a gap between the indexes of appended entries
+//!   panics, because it is a bug of the caller.
 //!
 //! Start reading with `format.rs` (the bytes), [`Log::append`], `writer.rs` (group commit) and `recovery.rs`.
 //! Tests are beside the code and in `tests/it`.

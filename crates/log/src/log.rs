@@ -1,4 +1,5 @@
-//! The handle with which the caller uses the log, and the log's threads.
+//! Contains [`Log`], the handle through which the caller appends to the log, and the thread that writes the
+//! queued batches.
 
 use std::collections::VecDeque;
 use std::path::Path;
@@ -19,22 +20,24 @@ use crate::{
     ReleaseError, Replayed, SegmentState, Space, Synced, Values, recovery,
 };
 
-/// Callback for events. It is called on the log's thread, so it must return quickly.
+/// Callback for events. It is called on the thread that writes the log. The callback must return quickly,
+/// because that thread writes nothing meanwhile.
 pub type OnEvent = Box<dyn FnMut(LogEvent) + Send>;
 
 /// Time after which a writer that waits for a segment checks again, even if it was not notified.
 const STARVED_WAIT: Duration = Duration::from_secs(1);
 
-/// Maximum number of such waits ([`STARVED_WAIT`]) while the log is being closed.
+/// Maximum number of times that the log's thread waits [`STARVED_WAIT`] for a segment while the log is being
+/// closed. After that, the thread ends, and the remaining batches are not written.
 const CLOSING_WAITS_MAX: u32 = 10;
 
-/// The log, owned by the caller that appends. Dropping it writes the queued batches, as far as there is
-/// space, and ends the log's threads.
+/// The log, owned by the caller that appends. Dropping it ends the log's threads. Before that, the log's
+/// thread writes the queued batches, as far as there is space.
 pub struct Log {
     shared: Arc<Shared>,
     queue: Arc<Queue>,
     preparation: Arc<Preparation>,
-    /// The writer. The log's thread locks it while it works, and so does the owner in [`Log::write_here`].
+    /// The writer. The thread that writes locks it: the log's thread, or the owner in [`Log::write_here`].
     worker: Arc<Mutex<Worker>>,
     /// Handles of the log's threads; empty if the log has no threads ([`Options::by_hand`]).
     threads: Vec<JoinHandle<()>>,
@@ -56,16 +59,18 @@ struct Queue {
 struct Waiting {
     requests: VecDeque<Request>,
     releases: VecDeque<u32>,
-    /// Bytes of all requests that are not durable yet, waiting or being written.
+    /// Bytes of all requests that are not durable yet, both those that are waiting and those that are being
+    /// written.
     bytes: usize,
-    /// True if segments or the free space have changed since the log's thread last checked.
+    /// True if the log's thread must call `Worker::turn` even without new requests, for example because a
+    /// segment became ready.
     kicked: bool,
     closing: bool,
     failed: bool,
 }
 
-/// The writer with its queue and its callback. The log's thread runs it or, if the log has no threads,
-/// [`Log::turn`].
+/// The writer with its queue and the callback for events. The log's thread, [`Log::write_here`] and
+/// [`Log::turn`] run it.
 struct Worker {
     writer: Writer,
     shared: Arc<Shared>,
@@ -73,20 +78,20 @@ struct Worker {
     on_event: OnEvent,
     ticket: u64,
     space: Space,
-    /// Requests that are not completely written, because a segment was missing.
+    /// Requests that were taken from the queue and are not completely written, because a segment was missing.
     requests: VecDeque<Request>,
     releases: VecDeque<u32>,
     failed: bool,
 }
 
 /// Reserves disk space for the unused parts of the segment in use and of the next segment, if the files of
-/// these segments have holes. Holes exist if a copy of the directory left out zeros, or if an earlier release
-/// made the file on a file system that cannot reserve space.
+/// these segments have holes. Holes exist if the directory was copied by a program that leaves out zeros, or
+/// if an earlier release made the file on a file system that cannot reserve space.
 ///
 /// # Errors
 ///
-/// Returns the error if reserving fails for another reason than a full disk: a disk that fails to write or to
-/// sync must not be used.
+/// Returns an error if space cannot be reserved for a reason other than a full disk or a limit of the file
+/// size: a disk that fails to write or to sync must not be used.
 fn make_real(options: &Options, disk: &dyn Disk, opened: &mut recovery::Opened) -> Result<(), OpenError> {
     if options.only_read || disk.writes_elsewhere(&options.dir).is_some() {
         return Ok(());
@@ -109,8 +114,9 @@ fn make_real(options: &Options, disk: &dyn Disk, opened: &mut recovery::Opened) 
         let end = u64::from(active.end.load(Ordering::Relaxed));
         let room = active.capacity.load(Ordering::Relaxed).saturating_sub(end);
         if !is_there(&active.path, &*active.file, end, room)? {
-            // The capacity is reduced, so that the segment counts as full. The log then uses the next
-            // segment, or reports that it has no space.
+            // A write into the rest of the segment could fail for lack of space. Reduce the capacity, so that
+            // the segment counts as full: the log then uses the next segment, or reports that it has no
+            // space.
             active.capacity.store(end, Ordering::Relaxed);
         }
     }
@@ -120,7 +126,7 @@ fn make_real(options: &Options, disk: &dyn Disk, opened: &mut recovery::Opened) 
         && !is_there(&next.path, &*next.file, header, next.header.capacity - header)?
     {
         opened.next_seq = next.seq;
-        // If the removal fails, the file is replaced when the next segment is made.
+        // An error is ignored, because the next prepared segment replaces the file.
         let _ = disk.remove(&next.path);
         opened.prepared = None;
     }
@@ -142,9 +148,10 @@ impl Log {
         recovery::is_in(disk, dir)
     }
 
-    /// Opens or creates a log. `from_index` is the applied index of the checkpoint plus one, or 1. Calls
-    /// `replay`, in order, for every record written after the entry `from_index - 1`, and perhaps for some
-    /// earlier records; for entries only if their index is at least `from_index`.
+    /// Opens or creates a log. `from_index` is the applied index of the checkpoint plus one, or 1 without a
+    /// checkpoint. Calls `replay` for every record that was written after the entry `from_index - 1`, and
+    /// perhaps for some earlier records, in the order in which they were written. Entries with an index below
+    /// `from_index` are not replayed, unless they replace an entry that was read before.
     pub fn open(
         options: Options,
         disk: Arc<dyn Disk>,
@@ -221,8 +228,8 @@ impl Log {
     }
 
     /// Queues a batch and returns its ticket, counted from 1. [`LogEvent::Synced`] reports when the batch is
-    /// durable. Entries must continue the log or replace a part of it; a gap is a bug of the caller and
-    /// causes a panic.
+    /// durable. The first entry must follow the last entry of the log or replace an existing one, and the
+    /// others must be contiguous. A gap is a bug of the caller and causes a panic.
     pub fn append(&mut self, batch: Batch) -> Result<u64, AppendError> {
         let refuse = |reason, batch| Err(AppendError { reason, batch });
         let too_large = batch.entries.iter().any(|entry| entry.data.len() >= PAYLOAD_BYTES_MAX)
@@ -238,7 +245,8 @@ impl Log {
         if waiting.bytes > 0 && waiting.bytes + bytes > self.queued_bytes_max {
             return refuse(Refusal::QueueFull, batch);
         }
-        // A batch with only hard states and resets may use the space that is kept for such records.
+        // If space is lacking, only batches with entries or values are refused. A hard state or a reset may
+        // use the space that is kept for such records.
         let data = !batch.entries.is_empty() || !batch.values.is_empty();
         if data && self.shared.space() != Space::Ample && (waiting.bytes + bytes) as u64 > self.room() {
             return refuse(Refusal::NoSpace, batch);
@@ -261,25 +269,25 @@ impl Log {
         Ok(ticket)
     }
 
-    /// If `owner_writes` is true, batches that are appended from now on do not wake the log's thread: they
-    /// wait until the owner calls [`Log::write_here`].
+    /// If `owner_writes` is true, [`Log::append`] does not wake the log's thread until the owner calls
+    /// [`Log::write_here`], which writes the batches.
     pub fn owner_writes(&mut self, owner_writes: bool) {
         self.owner_writes = owner_writes;
     }
 
     /// Writes and syncs the queued batches on the caller's thread and reports the events there, if the
-    /// batches have at most `bytes_max` bytes. This saves two wake-ups of threads for a batch that shares its
-    /// sync with no other batch. If the queue is larger, if the log's thread is busy, or if a segment is
-    /// missing, the log's thread is woken to do the work instead. Must not be called on a log without threads
-    /// ([`Options::by_hand`]).
+    /// batches have at most `bytes_max` bytes. If only one batch is queued, this is faster than waking the
+    /// log's thread and being woken by it. If the queue is larger, if the log's thread is busy, or if a
+    /// segment is missing, the log's thread is woken to do the work instead. Must not be called on a log
+    /// without threads ([`Options::by_hand`]).
     ///
-    /// Returns the time that the write took; `None` if the queue is empty or all of the work is left to the
-    /// log's thread.
+    /// Returns the time that the write and the sync took; `None` if the queue is empty or all of the work is
+    /// left to the log's thread.
     pub fn write_here(&mut self, bytes_max: usize) -> Option<Duration> {
         self.owner_writes = false;
         let bytes = self.queue.lock().bytes;
         if bytes == 0 {
-            // The owner also calls this if nothing was appended since its last call.
+            // This is a normal case: the owner may call this without having appended anything.
             return None;
         }
         let begun = Instant::now();
@@ -311,9 +319,9 @@ impl Log {
     }
 
     /// Releases a sealed segment: its file is deleted, or kept for reuse. Once the log has recorded the
-    /// release, readers get [`crate::ReadError::Moved`]. The caller guarantees that no durable checkpoint, no
-    /// view and no follower needs the segment. Entries in this segment and in earlier ones can no longer be
-    /// read.
+    /// release, readers get [`crate::ReadError::Moved`]. From then on, entries in this segment and in earlier
+    /// ones cannot be read. The caller guarantees that no durable checkpoint, no view of the store and no
+    /// follower needs the segment.
     pub fn release(&mut self, seq: u32) -> Result<(), ReleaseError> {
         let segment = self.shared.segment(seq).ok_or(ReleaseError::Unknown)?;
         if !segment.state().sealed {
@@ -332,7 +340,7 @@ impl Log {
         Ok(())
     }
 
-    /// Frees the memory for the locations of entries below `index`. These entries must not be read any more.
+    /// Frees the memory for the locations of entries below `index`. From now on these entries cannot be read.
     pub fn forget_below(&mut self, index: Index) {
         self.shared.index().forget_below(index);
     }
@@ -342,27 +350,27 @@ impl Log {
         self.shared.segments().iter().map(|segment| segment.state()).collect()
     }
 
-    /// Returns how much space the log has for more data. The caller should check it before it proposes, and
-    /// raise the NOSPACE alarm at [`Space::Low`].
+    /// Returns how much space the log has for more data. The caller should check this before it proposes an
+    /// entry, and raise the NOSPACE alarm at [`Space::Low`].
     pub fn space(&self) -> Space {
         self.shared.space()
     }
 
-    /// Bytes of records that the log can accept even if the disk is full. They fit into the rest of the
-    /// segment in use, the next segment and the spare files, as far as these are ready. Queued batches are
-    /// not subtracted.
+    /// Number of bytes of records that the log can accept even if the disk is full: those that fit into the
+    /// rest of the segment in use, into the next segment if it is ready, and into the spare files. Queued
+    /// batches are not subtracted.
     pub fn room(&self) -> u64 {
         self.shared.room.load(std::sync::atomic::Ordering::Acquire) + self.preparation.ready_bytes()
     }
 
-    /// Free bytes of the file system beyond [`Log::room`]; `None` if the operating system does not report
-    /// them.
+    /// Free bytes of the file system, without those that are held for other parts of the server
+    /// ([`crate::Values::hold_room`]); `None` if the operating system does not report them. The bytes of
+    /// [`Log::room`] are not included.
     pub fn free_bytes(&self) -> Option<u64> {
         self.preparation.free_bytes()
     }
 
-    /// Returns true if the log leaves disk space free for other parts of the server
-    /// ([`crate::Values::hold_room`]).
+    /// Returns true while disk space is held for other parts of the server ([`crate::Values::hold_room`]).
     pub fn holds_room(&self) -> bool {
         self.shared.need().is_some()
     }
@@ -383,14 +391,15 @@ impl Log {
         usable(u64::from(self.segment_bytes))
     }
 
-    /// Returns the maximum number of bytes that `values` values, with `bytes` bytes in total, take when they
-    /// are written again. Moving these values can free the other bytes of their segments.
+    /// Returns the maximum number of bytes that `values` values, with `bytes` bytes in total, take in the log
+    /// when they are copied to another segment.
     pub fn moved_bytes(values: u64, bytes: u64) -> u64 {
         values * padded(VALUE_HEAD_BYTES + 7) as u64 + bytes
     }
 
-    /// Number of bytes of a segment's records that are freed by releasing the segment, if nothing needs them.
-    /// The segment's header and its Start record do not count, because the next segment has them, too.
+    /// Returns the number of bytes of a segment's records. The release of the segment frees them, apart from
+    /// the live values, which are copied to another segment before. The header and the Start record do not
+    /// count, because every segment has them.
     pub fn record_bytes(segment: &SegmentState) -> u64 {
         segment.used_bytes.saturating_sub(SEGMENT_HEADER_BYTES as u64 + START_BYTES)
     }
@@ -420,9 +429,9 @@ impl Log {
         &self.shared.figures
     }
 
-    /// Returns true if a batch or a release was queued since the last turn. Only for a log without threads.
-    /// If the last turn had no space for all batches, the log needs further turns even while this returns
-    /// false.
+    /// Returns true if batches or releases are queued that no turn has taken yet. Only for a log without
+    /// threads. Batches for which the last turn had no space do not count: they need further turns even if
+    /// this returns false.
     pub fn wants_turn(&self) -> bool {
         let waiting = self.queue.lock();
         !waiting.requests.is_empty() || !waiting.releases.is_empty()
@@ -434,8 +443,8 @@ impl Log {
         self.turn_of(usize::MAX);
     }
 
-    /// Does the work of [`Log::turn`], but for at most `batches_max` of the queued batches, as if the other
-    /// batches had arrived while a log thread was writing. Only for a log without threads.
+    /// Does the work of [`Log::turn`], but for at most `batches_max` of the queued batches. The other batches
+    /// stay queued, as if they had arrived while a thread was writing. Only for a log without threads.
     pub fn turn_of(&mut self, batches_max: usize) {
         if !self.threads.is_empty() {
             return;
@@ -445,10 +454,11 @@ impl Log {
             while self.preparation.step() == Step::Done {}
             let offered = self.preparation.ready().then(|| self.preparation.next_seq());
             let starved = worker.turn(batches_max);
-            // A released segment, or a segment that became full, may require another preparation step.
+            // Prepare again: the turn may have released a segment or taken the prepared one.
             while self.preparation.step() == Step::Done {}
-            // The record is larger than a segment and needs a larger file, for which there may be no space.
-            // Another segment of normal size does not help, so the record waits for the next turn.
+            // True if the turn did not take the segment that was ready. In that case a record larger than a
+            // segment waits for space to enlarge the file of the segment in use. Another turn would not help
+            // now, so the loop ends.
             let stuck = offered == Some(self.preparation.next_seq());
             if !starved || stuck || !self.preparation.ready() {
                 break;
@@ -461,8 +471,9 @@ impl Drop for Log {
     fn drop(&mut self) {
         self.queue.lock().closing = true;
         self.queue.changed.notify_one();
-        // The log's thread must end first, because it may still need a segment. If it panicked, the panic
-        // hook has already reported that.
+        // The log's thread, which was started last, is joined first: it may still need a segment from the
+        // preparing thread. If a thread panicked, the error of `join` is ignored, because the panic hook has
+        // already reported the panic.
         while let Some(thread) = self.threads.pop() {
             let _ = thread.join();
             self.preparation.stop();
@@ -481,7 +492,7 @@ impl Queue {
     }
 }
 
-/// Main loop of the log's thread.
+/// Runs the main loop of the log's thread.
 fn run(worker: &Mutex<Worker>, queue: &Queue, shared: &Shared) {
     let mut starved = false;
     let mut waits = 0;
@@ -492,8 +503,8 @@ fn run(worker: &Mutex<Worker>, queue: &Queue, shared: &Shared) {
             if work || waiting.kicked {
                 break;
             }
-            // While the log is being closed, wait for a segment that is being prepared, but only for a
-            // limited time.
+            // If batches lack a segment while the log is being closed, wait for the segment, unless the disk
+            // is full, and only for a limited time.
             let hopeless = shared.space() == Space::Exhausted || waits >= CLOSING_WAITS_MAX;
             if waiting.closing && (!starved || hopeless) {
                 return;
@@ -521,14 +532,14 @@ fn run(worker: &Mutex<Worker>, queue: &Queue, shared: &Shared) {
 }
 
 fn lock(worker: &Mutex<Worker>) -> MutexGuard<'_, Worker> {
-    // A poisoned lock means that a thread panicked while it held the lock. The panic has already ended that
-    // thread, or the process.
+    // The lock is poisoned if a thread panicked while it held the lock. The panic hook has already reported
+    // that, so this thread does not panic as well.
     worker.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
 impl Worker {
-    /// Removes at most `batches_max` waiting batches from the queue and writes them. Returns true if a
-    /// segment is missing that is needed to write them all.
+    /// Removes at most `batches_max` waiting batches from the queue and writes them. Returns true if some
+    /// batches or releases were not written, because they need a segment that is not ready.
     fn turn(&mut self, batches_max: usize) -> bool {
         if self.failed {
             return false;
@@ -601,7 +612,7 @@ impl Worker {
     }
 }
 
-/// Returns the number of bytes that a batch takes in the file.
+/// Returns the number of bytes that a batch takes in the segment files.
 fn size(batch: &Batch) -> usize {
     let entries: usize = batch.entries.iter().map(|entry| padded(entry.data.len())).sum();
     let values: usize = batch.values.iter().map(|value| padded(VALUE_HEAD_BYTES + value.data.len())).sum();

@@ -1,19 +1,21 @@
-//! Prepares segments before they are needed, and keeps a spare file as the reserve.
+//! Prepares the files of segments in advance, so that the writer does not wait for them, and keeps a spare
+//! file as the reserve for a full disk.
 //!
-//! Other files in the log's directory: `<name>.free` are spare files, whose contents do not matter. `*.tmp`
-//! are files that are being made; after a crash they are useless.
+//! Besides segments, the log's directory contains spare files (`<name>.free`), whose contents do not matter,
+//! and unfinished files (`*.tmp`), which are removed when the log is opened after a crash.
 //!
 //! A new segment is made from a spare file if more than one exists: the file is renamed and gets a new
-//! header. It is not truncated, because a sync is fastest if its blocks were written before. Otherwise a new
-//! file with reserved space is made. One spare file is always kept as the reserve. When the disk has no more
-//! space the reserve becomes the next segment, and [`Space`] reports the shortage while that whole segment
-//! can still be written.
+//! header. The file is not truncated, because syncs are fastest where the blocks of the file were written
+//! before. Otherwise a new file with reserved space is made. One spare file is always kept as the reserve.
+//! When the disk has no space for a new file, the reserve becomes the next segment. [`Space`] then reports a
+//! shortage early, while that whole segment can still be filled.
 //!
 //! If the log is about to be closed, nothing is prepared in advance ([`crate::Values::wind_down`]).
 //!
 //! Measured: at p99 a sync takes 0.47-0.69 ms into space that is merely reserved, and 0.35-0.39 ms into space
-//! filled with zeros; at p50 both take the same time. But filling with zeros doubles the bytes written, so
-//! the next segment is filled only while the log is idle.
+//! filled with zeros; at p50 both take the same time. But filling with zeros doubles the bytes written. So
+//! the next segment is filled only if the segment in use lasts longer than [`Options::quiet_after`], which
+//! means that the log grows slowly.
 
 use std::collections::VecDeque;
 use std::hash::{BuildHasher, RandomState};
@@ -35,16 +37,18 @@ use crate::{Need, Options, Space};
 /// Name of the file in which the next segment is being made.
 pub(crate) const NEXT_TMP: &str = "next.tmp";
 pub(crate) const SPARE_TMP: &str = "spare.tmp";
-/// Size in bytes of the pieces in which a segment is filled with zeros. Each piece is synced, with a pause
-/// between two pieces.
+/// Size in bytes of the chunks in which a segment is filled with zeros. Each chunk is synced, with a pause
+/// ([`FILL_PAUSE`]) between two chunks, so that syncs of the log are not delayed for long.
 const FILL_BYTES: usize = 256 << 10;
 const FILL_PAUSE: Duration = Duration::from_millis(20);
-/// Pause while other parts of the server take space that is held for them.
+/// Time after which a step is repeated that would have taken space that other parts of the server are about
+/// to take.
 const HELD_PAUSE: Duration = Duration::from_millis(10);
-/// Time after which a failed attempt to find space is repeated, unless a segment is released earlier.
+/// Time after which a failed step is repeated, for example because the disk was full, unless a segment is
+/// released earlier.
 const RETRY_AFTER: Duration = Duration::from_secs(1);
 
-/// The file of a segment that is not in use yet. Its header and its name are durable.
+/// A segment that is ready for use: its file has its final name and its header, and both are durable.
 pub(crate) struct Prepared {
     pub seq: u32,
     pub path: PathBuf,
@@ -65,10 +69,10 @@ pub(crate) struct Preparation {
 struct Stock {
     next: Option<Prepared>,
     next_seq: u32,
-    /// True while a piece of the next segment is being filled with zeros. A writer that needs the segment
-    /// waits until the piece is done.
+    /// True while a chunk of the next segment is being filled with zeros. A writer that takes the segment
+    /// waits until the chunk is written.
     filling: bool,
-    /// True if the writer waits for the next segment.
+    /// True if the writer needs the next segment and did not find it ready.
     wanted: bool,
     spares: Vec<PathBuf>,
     spare_number: u64,
@@ -87,9 +91,10 @@ pub(crate) enum Step {
     Done,
     /// Nothing is left to do.
     Idle,
-    /// There was no space. The step should be repeated when something has changed.
+    /// There was no space. The step should be repeated later, or when a segment is released.
     Failed,
-    /// Other parts of the server are taking space at the moment. The step should be repeated soon.
+    /// The step would take space that other parts of the server are taking at the moment. It should be
+    /// repeated soon.
     Held,
 }
 
@@ -126,15 +131,16 @@ impl Preparation {
         self.lock().next_seq
     }
 
-    /// Bytes of records that fit into the prepared files: the next segment and the spare files.
+    /// Returns the number of bytes of records that fit into the prepared files: the next segment and the
+    /// spare files.
     pub fn ready_bytes(&self) -> u64 {
         let stock = self.lock();
         let next = stock.next.as_ref().map_or(0, |next| usable(next.header.capacity));
         next + stock.spares.len() as u64 * usable(u64::from(self.options.segment_bytes))
     }
 
-    /// Free bytes of the file system that the log may use; `None` if the operating system does not report
-    /// them.
+    /// Returns the free bytes of the file system without those that are held for other parts of the server;
+    /// `None` if the operating system does not report the free space.
     pub fn free_bytes(&self) -> Option<u64> {
         let space = self.shared.disk.space(&self.options.dir).ok()?;
         Some(space.free_bytes.saturating_sub(self.shared.held_bytes()))
@@ -144,19 +150,21 @@ impl Preparation {
         self.shared.disk.share_file_system(&self.options.dir, dir).unwrap_or(true)
     }
 
-    /// Returns true if a new file of the log would take space that is held for other parts of the server.
+    /// Returns true if space is held for other parts of the server, and a new file of the log could take some
+    /// of it.
     fn is_held(&self) -> bool {
         self.shared.need().is_some()
             && (self.shared.has_hidden_limit.load(Ordering::Relaxed) || !self.gives_segment())
     }
 
-    /// Returns true if the file system reports enough free space for a segment.
+    /// Returns true if the file system reports enough free space for a segment, in addition to the space held
+    /// for other parts of the server.
     fn gives_segment(&self) -> bool {
         self.free_bytes().is_some_and(|free| free >= u64::from(self.options.segment_bytes))
     }
 
-    /// Creates an empty file. Replaces the file of an earlier attempt. Fails if the file would take space
-    /// that is held for other parts of the server.
+    /// Creates an empty file, replacing one of the same name that an earlier attempt has left. Fails if the
+    /// file could take space that is held for other parts of the server.
     fn create(&self, making: &Path) -> io::Result<Arc<dyn File>> {
         if self.is_held() {
             return Err(io::ErrorKind::StorageFull.into());
@@ -167,11 +175,13 @@ impl Preparation {
         self.shared.disk.create(making)
     }
 
-    /// Reserves space for a whole segment in a new or a spare file; see [`reserve`].
+    /// Reserves space for a whole segment in a file, which is new or was a spare file. Returns the number of
+    /// zeros written (see [`reserve`]).
     fn reserve(&self, file: &dyn File) -> io::Result<u64> {
         let bytes = u64::from(self.options.segment_bytes);
-        // The free space is checked before and after. If it became available only in between, the error does
-        // not prove that the file system has a limit that it does not report.
+        // If the disk counts as full although the file system reports enough space, the file system has a
+        // limit that it does not report. The reported space is checked before and after the call: if it was
+        // freed only during the call, the error proves nothing.
         let gave = self.gives_segment();
         let made = reserve(&*self.shared.disk, &self.options.dir, file, 0, bytes);
         if made.as_ref().is_err_and(disk::is_full) && gave && self.gives_segment() {
@@ -181,7 +191,7 @@ impl Preparation {
     }
 
     /// Removes a spare file, even the last one, so that the segment in use can grow into the freed space.
-    /// Returns true if a file was removed.
+    /// Returns false if there is none or it cannot be removed.
     pub fn give_up_spare(&self) -> bool {
         let Some(path) = self.lock().spares.pop() else { return false };
         let removed = self.shared.disk.remove(&path).is_ok();
@@ -201,7 +211,7 @@ impl Preparation {
         self.lock().spares.push(path);
     }
 
-    /// Queues the file of a released segment. It is later kept as a spare file or removed.
+    /// Queues the file of a released segment. A later step keeps the file as a spare file or removes it.
     pub fn discard(&self, path: PathBuf) {
         self.lock().discarded.push_back(path);
         self.changed.notify_all();
@@ -241,8 +251,8 @@ impl Preparation {
                     due => due,
                 },
             };
-            // Do not wait if, since the step, a file was discarded or the next segment was taken: the
-            // notification of that came before this wait and would be missed.
+            // If a file was discarded or the next segment was taken since the step, its notification has
+            // already passed, and waiting here would miss it. So the next step is done without a wait.
             if !stock.discarded.is_empty() || (self.needs_next(&stock) && step == Step::Idle) {
                 continue;
             }
@@ -257,8 +267,8 @@ impl Preparation {
     pub fn step(&self) -> Step {
         let mut stock = self.lock();
         if let Some(path) = stock.discarded.pop_front() {
-            // Held space is more important than a spare file, unless the log itself needs that file as its
-            // next segment.
+            // While other parts of the server need space, the file is removed, unless the log itself has no
+            // next segment and needs the file for it.
             let held = self.shared.need().is_some() && stock.next.is_some();
             let keep = stock.spares.len() < self.options.spare_files_max && !self.winds_down() && !held;
             drop(stock);
@@ -267,7 +277,8 @@ impl Preparation {
         }
         let wants_file = stock.spares.len() <= usize::from(self.needs_next(&stock));
         if wants_file && !self.winds_down() && self.shared.need() == Some(Need::Passing) && self.is_held() {
-            // This state lasts only a short time and says nothing about the amount of free space.
+            // Other parts of the server are taking the held space at this moment. Report no shortage now,
+            // because only afterwards is it known how much space is free.
             return Step::Held;
         }
         if self.needs_next(&stock) {
@@ -284,7 +295,8 @@ impl Preparation {
             return self.settle(true);
         }
         if self.winds_down() {
-            // The next process makes the missing files, so their absence is no shortage of space.
+            // The next process makes the files that are missing now. So the state of the space is not
+            // published: missing files do not mean that space is lacking.
             return Step::Idle;
         }
         if stock.spares.is_empty() {
@@ -311,8 +323,8 @@ impl Preparation {
     }
 
     /// Returns true if other parts of the server need the space of the next segment more urgently than the
-    /// log does ([`crate::Values::hold_room`]). This is possible only on a file system with a limit that it
-    /// does not report: if free space is reported correctly, the held space stays free in the first place.
+    /// log does ([`crate::Values::hold_room`]). That happens only on a file system with a limit that it does
+    /// not report. On other file systems the log never takes the held space.
     fn gives_up_next(&self, stock: &Stock) -> bool {
         let in_use = self.shared.room.load(Ordering::Acquire);
         self.shared.has_hidden_limit.load(Ordering::Relaxed)
@@ -328,7 +340,7 @@ impl Preparation {
             None => self.prepare(seq, None),
         };
         let outcome = first.or_else(|error| {
-            // The disk has no space for a new file, so the reserve becomes the next segment.
+            // The disk probably has no space for a new file, so the reserve becomes the next segment.
             let reserve = self.lock().spares.pop();
             reserve.map_or(Err(error), |path| self.prepare(seq, Some(path)))
         });
@@ -336,14 +348,16 @@ impl Preparation {
             Ok(prepared) => {
                 let mut stock = self.lock();
                 (stock.next, stock.wanted) = (Some(prepared), false);
-                // The next step tries to make a new reserve, and publishes the state of the space.
+                // The state of the space is not published here: the next step tries to make a new reserve,
+                // and then publishes it.
                 Step::Done
             }
             Err(_) => self.settle(true),
         }
     }
 
-    /// Publishes the state of the space, as far as it is known.
+    /// Publishes the [`Space`] that follows from the files that are ready, when no further step is possible.
+    /// `failed` is true if that is because there was no space for a file.
     fn settle(&self, failed: bool) -> Step {
         let mut stock = self.lock();
         stock.failed = failed;
@@ -366,8 +380,8 @@ impl Preparation {
             let file = match &spare {
                 Some(spare) => {
                     disk.rename(spare, &making)?;
-                    // Without this sync, a crash could bring back the old name of the file, with the new
-                    // contents.
+                    // Sync the new name before the contents change. Otherwise a crash could bring back the
+                    // old name of the file together with the new contents.
                     if !planted::is(Bug::DirectoryNotSynced) {
                         disk.sync_dir(dir)?;
                     }
@@ -389,8 +403,8 @@ impl Preparation {
                 secret: Some(self.draw_secret(seq)),
             };
             let mut bytes = header.encode();
-            // Zeros after the header mark the end of the records. Otherwise an old record in a recycled file
-            // would look like a torn record.
+            // The zeros after the header mark the end of the records, of which there are none yet. Without
+            // them, an old record in a recycled file would be taken for a torn record.
             bytes.resize(SEGMENT_HEADER_BYTES + END_BYTES.max(RECORD_HEADER_BYTES), 0);
             file.write_at(&bytes, 0)?;
             file.sync_all()?;
@@ -399,24 +413,25 @@ impl Preparation {
                 disk.sync_dir(dir)?;
             }
             self.shared.figures.prepared_bytes.fetch_add(bytes.len() as u64 + zeros, Ordering::Relaxed);
-            // Every block of a recycled file was written in its previous use.
+            // A recycled file counts as filled, because all its blocks were written in its previous use.
             let filled = if spare.is_some() || zeros > 0 { capacity } else { SEGMENT_HEADER_BYTES as u64 };
             Ok(Prepared { seq, path: path.clone(), file, header, filled })
         })();
         if outcome.is_err() {
-            // A file that is only partly made must not occupy the space that is lacking. If the removal
-            // fails, the file is removed when the log is opened next.
+            // Remove the unfinished file, because it would occupy space that is lacking. An error is ignored:
+            // a file that stays is removed or replaced later.
             let _ = disk.remove(&making);
             let _ = disk.remove(&path);
         }
         outcome
     }
 
-    /// Draws the secret for a new use of a file. It cannot be guessed, unless it comes from the seed in the
+    /// Draws the secret for a new use of a file: a random number, or a number derived from the seed in the
     /// options.
     fn draw_secret(&self, seq: u32) -> u64 {
         match self.options.secret_seed {
-            // `RandomState` gets random keys from the operating system, and they differ for each instance.
+            // The hash cannot be guessed: its keys come from randomness of the operating system, and each
+            // `RandomState` has other keys.
             None => RandomState::new().hash_one(seq),
             Some(seed) => {
                 let mut stock = self.lock();
@@ -456,8 +471,9 @@ impl Preparation {
         }
     }
 
-    /// Renames a file to make it a spare file, or removes it. If both fail, the file stays until the log is
-    /// opened next; the log's records say that the segment was released.
+    /// Makes a file a spare file if `keep` is true, otherwise removes it. If that fails, the file stays until
+    /// the log is opened next. The file is not taken for a segment then, because the log has recorded its
+    /// release.
     fn free(&self, path: &Path, keep: bool) {
         let spare = if keep { self.spare_path().ok() } else { None };
         match spare {
@@ -468,8 +484,8 @@ impl Preparation {
         }
     }
 
-    /// Returns the time until a piece of the next segment should be filled with zeros; `None` if it should
-    /// not be filled.
+    /// Returns the time after which the next chunk of the next segment should be filled with zeros; `None` if
+    /// nothing should be filled.
     fn fill_due(&self, stock: &Stock) -> Option<Duration> {
         let next = stock.next.as_ref()?;
         if next.filled >= next.header.capacity || self.winds_down() {
@@ -478,7 +494,7 @@ impl Preparation {
         Some(self.options.quiet_after.saturating_sub(stock.active_since?.elapsed()))
     }
 
-    /// Fills one piece of the next segment with zeros. Returns true on success.
+    /// Fills one chunk of the next segment with zeros. Returns true on success.
     fn fill(&self, mut stock: MutexGuard<'_, Stock>) -> bool {
         let Some(next) = &stock.next else { return false };
         let (file, from, capacity) = (next.file.clone(), next.filled, next.header.capacity);
@@ -496,7 +512,8 @@ impl Preparation {
                 true
             }
             (next, _) => {
-                // After a failed sync the file must not be used as a segment.
+                // The write or sync failed, so it is unknown what is on the disk, and the file must not
+                // become a segment. Another file is prepared instead.
                 if let Some(bad) = next.take() {
                     let _ = self.shared.disk.remove(&bad.path);
                 }
@@ -510,10 +527,10 @@ impl Preparation {
     }
 }
 
-/// Number of bytes that a Start record takes if it lists about a hundred segments.
+/// Number of bytes reserved for a segment's Start record. It suffices for a list of about a hundred segments.
 pub(crate) const START_BYTES: u64 = 512;
 
-/// Bytes of records that entries and values can fill in a segment with this capacity.
+/// Returns the number of bytes that records of entries and values can take in a segment with this capacity.
 pub(crate) fn usable(capacity: u64) -> u64 {
     capacity.saturating_sub(SEGMENT_HEADER_BYTES as u64 + START_BYTES + TAIL_BYTES)
 }

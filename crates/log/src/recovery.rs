@@ -1,15 +1,18 @@
-//! Opening of a log: determines which files belong to the log, what they contain, and where writing
-//! continues.
+//! Opens a log: determines which files belong to it, reads their records, removes the remains of interrupted
+//! writes, and determines where writing continues.
 //!
-//! An invalid record at offset p of the last segment is a torn tail if nothing later proves that it had been
-//! synced. A torn tail is overwritten with zeros, with the rest of its batch, and reported as a repair. A
-//! valid record whose batch starts after p proves that the record at p had been synced. An invalid record in
-//! an earlier segment had been synced, too. In both cases acknowledged data is lost, and opening is refused.
+//! The valid records of the last segment end at an offset p. If bytes that are no valid record, or further
+//! records, follow there, they are either damage or a torn tail. A torn tail is the remains of a write that
+//! was interrupted, and whose entries were never acknowledged. It is overwritten with zeros and reported as a
+//! repair. The bytes are damage if something proves that the data at p had been synced, for example a valid
+//! record whose batch starts after p. An invalid record in an earlier segment is always damage, because a
+//! segment is complete before the next one is begun. Damage means that acknowledged data may be lost, so
+//! opening is refused.
 //!
 //! # Example: a torn tail, and damage
 //!
-//! The last segment contains two batches. A batch is written only after the batch before it was synced. Every
-//! record contains the offset at which its batch starts.
+//! The last segment contains two batches. A batch here is all records of one write, and it is written only
+//! after the batch before it was synced. Every record contains the offset at which its batch starts.
 //!
 //! ```text
 //! offset  batch starts at
@@ -20,19 +23,21 @@
 //! ```
 //!
 //! The only record after p belongs to the batch that starts at 4352, before p. So nothing proves that this
-//! batch was ever synced, and its entries were never acknowledged: entries 9 and 10 are overwritten with
-//! zeros and entry 8 becomes the last entry.
+//! batch was ever synced, and its entries are treated as never acknowledged: entries 9 and 10 are overwritten
+//! with zeros, and entry 8 becomes the last entry.
 //!
 //! ```text
 //!  5888   5888    entry 11   valid
 //! ```
 //!
-//! With this further record, entry 9 is damaged: the batch of the record starts at 5888, after p, and was
-//! begun after the batch at 4352 had been synced. So entry 9 may have been acknowledged, and opening is
-//! refused with offset 4480. Opening is also refused if the member has recorded a log end after p, at its
-//! last clean shutdown or at its last start (opening syncs what it returns). And it is refused if no torn
-//! write explains the bytes at p (`scan::is_no_torn_write`): if entry 9 ended at 4608, it would lie in one
-//! sector with the head of entry 8, and an interrupted write leaves a whole sector old or new.
+//! If this record exists as well, entry 9 is damaged: the batch of entry 11 starts at 5888, after p, and was
+//! written after the batch at 4352 had been synced. So entry 9 may have been acknowledged, and opening is
+//! refused with offset 4480.
+//!
+//! Opening is also refused if the member has recorded, at its last clean shutdown or at its last start, that
+//! the log ended after p. And it is refused if no torn write can explain the bytes at p
+//! (`scan::is_no_torn_write`): if entry 9 ended at 4608, it would lie in the same sector as the head of entry
+//! 8, and an interrupted write leaves a sector either completely old or completely new.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::io;
@@ -58,7 +63,7 @@ use crate::{
     Entry, HardState, LogEnd, OpenError, Options, Owner, Recovered, Repair, Replayed, Reset, ValueId,
 };
 
-/// Result of opening: the state of the log that was found.
+/// Result of [`open`]: the state of the log that was found.
 pub(crate) struct Opened {
     pub recovered: Recovered,
     pub position: Position,
@@ -68,11 +73,11 @@ pub(crate) struct Opened {
     pub next_seq: u32,
     /// Spare files, which can be used for new segments.
     pub spares: Vec<PathBuf>,
-    /// Files of released segments.
+    /// Files of released segments. They can be removed or become spare files.
     pub released: Vec<PathBuf>,
 }
 
-/// The file of a segment whose records are not read yet.
+/// The file of a segment of which only the header and the first record have been read so far.
 struct Candidate {
     seq: u32,
     path: PathBuf,
@@ -83,7 +88,7 @@ struct Candidate {
     start: Option<Start>,
 }
 
-/// Returns true if `dir` contains files of segments.
+/// Returns true if `dir` contains files with names of segments.
 pub(crate) fn is_in(disk: &dyn Disk, dir: &Path) -> Result<bool, OpenError> {
     if !disk.exists(dir).map_err(|error| OpenError::io("look for", dir, error))? {
         return Ok(false);
@@ -123,8 +128,8 @@ pub(crate) fn open(
             disk.remove(&path).map_err(|error| OpenError::io("remove", &path, error))?;
         }
     }
-    // The name of a file found here may not be durable yet. The directory is synced, so that a crash of the
-    // machine cannot undo a name on which later steps rely.
+    // An earlier process may have died before it synced the names that are found here. Sync them now, so that
+    // a crash of the machine cannot undo a name on which later steps rely.
     disk.sync_dir(dir).map_err(|error| OpenError::io("sync", dir, error))?;
     seqs.sort_unstable();
     let mut candidates = Vec::with_capacity(seqs.len());
@@ -145,7 +150,8 @@ pub(crate) fn open(
         }
     }
     let unused = split_unused(disk, &mut candidates)?;
-    // If the log continues after its recorded end, a release that does not record the end has used it since.
+    // If the log continues in a segment after its recorded end, an old release, which does not update the
+    // record, has used the log since. In that case the recorded end is outdated, and is ignored.
     let goes_on = |end: &LogEnd| candidates.last().is_some_and(|last| last.seq > end.segment);
     let closed_at = options.closed_at.filter(|end| !goes_on(end));
     for error in damaged {
@@ -153,7 +159,8 @@ pub(crate) fn open(
             return Err(error);
         }
         let OpenError::Damaged { path, offset, .. } = error else { continue };
-        // This segment had been prepared and never written to.
+        // This segment comes after the one in which the log was closed. So it had only been prepared, and
+        // contains no records: remove it, because it will be made again.
         disk.remove(&path).map_err(|error| OpenError::io("remove", &path, error))?;
         let found = "the segment was not in use yet; it was recreated";
         repairs.push(Repair { file: path, offset, found });
@@ -186,9 +193,10 @@ pub(crate) fn open(
     };
     let mut unused = unused;
     if unused.first().is_some_and(|first| first.header.secret.is_none()) {
-        // An unused segment without a secret contains no data. It is removed and made again later, with a
-        // secret. The last of these files is removed first, so that a crash in between does not leave a
-        // segment whose predecessor is missing.
+        // An unused segment without a secret (format version 1) contains no data, but clients could forge its
+        // records. So it is removed and will be made again with a secret. The last of these files is removed
+        // first: a crash in between must not leave a segment whose predecessor is missing, because such a log
+        // is refused.
         for candidate in unused.drain(..).rev() {
             let path = candidate.path;
             disk.remove(&path).map_err(|error| OpenError::io("remove", &path, error))?;
@@ -197,13 +205,15 @@ pub(crate) fn open(
     }
     let mut unused = unused.into_iter();
     let prepared = unused.next();
-    // Only one prepared segment is kept. The files of the others become spare files.
+    // Only one prepared segment is kept. If a second one exists, its file is reused or removed like that of a
+    // released segment.
     released.extend(unused.map(|candidate| candidate.path));
     finish(reading, candidates, prepared, spares, released)
 }
 
-/// Splits off the segments at the end that have no valid first record: the segment that was prepared as the
-/// next one, and perhaps the segment before it, if its first write was torn.
+/// Splits off the segments at the end of the log that have no valid first record. There are at most two: the
+/// one that was prepared as the next segment, and the one before it if its first write was torn. More of them
+/// are damage.
 fn split_unused(disk: &dyn Disk, candidates: &mut Vec<Candidate>) -> Result<Vec<Candidate>, OpenError> {
     let used = candidates.iter().rposition(|candidate| candidate.start.is_some()).map_or(0, |at| at + 1);
     let unused = candidates.split_off(used);
@@ -232,7 +242,7 @@ fn missing(disk: &dyn Disk, path: PathBuf) -> OpenError {
     }
 }
 
-/// Refuses a directory or other object whose name the log needs for its next files.
+/// Returns an error if a directory or another object has a name that the log needs for its next files.
 fn refuse_strangers(
     options: &Options,
     disk: &dyn Disk,
@@ -273,11 +283,11 @@ fn check_closed(
     }
 }
 
-/// Part of an error message: says why the damage at the end of the log is not a torn write.
+/// Part of an error message. It says why invalid data at the end of the log is damage and not a torn write.
 const NO_TORN_WRITE: &str =
     "an interrupted write leaves whole sectors of 512 bytes unchanged, but a part of this one was written";
 
-/// State of the log, as known from the records read so far.
+/// State of the log according to the records that have been read so far.
 struct Reading {
     /// End of the log that was recorded at its clean shutdown, if known. The log must not end before it.
     closed_at: Option<LogEnd>,
@@ -291,10 +301,11 @@ struct Reading {
     last_term: Term,
     repairs: Vec<Repair>,
     scanned_bytes: u64,
-    /// Offset at which the records of each segment end, as far as it is known.
+    /// Offset at which the records of each segment end, for the segments that were read; by sequence number.
     ends: BTreeMap<u32, u64>,
     live: BTreeSet<u32>,
-    /// True if the segment after the last one was begun, which proves that the last one is complete.
+    /// True if a torn write was found at the beginning of the segment after the last segment in use. It
+    /// proves that all records of the last segment in use had been synced.
     next_begun: bool,
 }
 
@@ -316,7 +327,8 @@ impl Reading {
         }
     }
 
-    /// Reads the records of all segments that must be read. Returns the files of the released segments.
+    /// Reads the records of the segments that are needed for the replay, and verifies the others if the
+    /// options say so. Returns the files of the released segments.
     fn read_all(
         &mut self,
         options: &Options,
@@ -334,7 +346,8 @@ impl Reading {
         for (nth, candidate) in candidates.iter().enumerate() {
             let Some(start) = &candidate.start else { continue };
             if nth < first {
-                // If a segment after this one was released, the log has a gap, and entries before the gap
+                // This segment is not read now. Add it to `unread`, so that its entries can be read later.
+                // But if the segment after it was released, the log has a gap, and entries before the gap
                 // cannot be used.
                 if candidates.get(nth + 1).is_some_and(|next| next.seq != candidate.seq + 1) {
                     self.index.unread.clear();
@@ -367,7 +380,8 @@ impl Reading {
         let Some(last) = candidates.last() else { return Ok(Vec::new()) };
         let mut live: BTreeSet<u32> =
             last.start.as_ref().map(|start| start.live.iter().copied().collect()).unwrap_or_default();
-        // If there is no earlier segment, none can have been released, so no record needs to be read here.
+        // The last segment lists the earlier segments that existed when it was begun. Each release since then
+        // has a Released record in the last segment. If the list is empty, there is nothing to search for.
         let scan_to = if live.is_empty() { 0 } else { last.len };
         scan::records(
             &*last.file,
@@ -404,8 +418,9 @@ impl Reading {
         Ok(released)
     }
 
-    /// Returns the position of the last segment that began before the entry `from_index - 1` was written. The
-    /// final version of that entry, and everything written after it, is in that segment or in later ones.
+    /// Returns the position in `candidates` from which on the segments are replayed: the last segment that
+    /// began before the entry `from_index - 1` was written. The last record of that entry, and everything
+    /// written after it, is in that segment or in later ones.
     fn first_to_read(&self, candidates: &[Candidate]) -> usize {
         candidates
             .iter()
@@ -482,9 +497,10 @@ impl Reading {
                 format!("{why}; it was synced up to offset {} when the member last started", end.offset);
             return Err(OpenError::damaged(path, ending.offset, found));
         }
-        // The previous process may have died because it could not sync this batch. Then the page cache may
-        // return data that never reached the disk, and a later sync would not write this data. So the batch
-        // is written again, because recovered data must not be lost later.
+        // Write the last batch again, because recovered data must not be lost later. The previous process may
+        // have died because it could not sync this batch. In that case the bytes that were read may exist
+        // only in the page cache, and a sync would not write them, because Linux marks pages as clean after a
+        // failed sync.
         scan::rewrite(file, before.batch.max(SEGMENT_HEADER_BYTES as u64), ending.offset)
             .map_err(|error| OpenError::io("write again", path, error))?;
         if ending.invalid.is_some() || remains.end.is_some() {
@@ -517,8 +533,8 @@ impl Reading {
                 let replaces = index < self.index.next;
                 self.index.push(candidate.seq, index, term, offset as u32);
                 self.last_term = term;
-                // The caller may have received the replaced entry already, so it must also receive this one,
-                // even if the index is below `from_index`.
+                // If this entry replaces one that the caller may have received, pass it on even if its index
+                // is below `from_index`.
                 if index >= self.from_index || replaces {
                     let entry_type = header.entry_type;
                     let entry = Entry { term, index, entry_type, data: payload };
@@ -574,7 +590,7 @@ impl Reading {
         Ok(())
     }
 
-    /// Checks that a sealed segment ends at the offset that the next segment has recorded.
+    /// Checks that the records of a sealed segment end at the offset that the next segment has recorded.
     fn check_end(&self, candidate: &Candidate, next: Option<&Candidate>) -> Result<(), OpenError> {
         let Some(next) = next.filter(|next| next.seq == candidate.seq + 1) else { return Ok(()) };
         let (Some(start), Some(end)) = (&next.start, self.ends.get(&candidate.seq)) else { return Ok(()) };
@@ -588,7 +604,7 @@ impl Reading {
         Err(OpenError::damaged(&candidate.path, *end, found))
     }
 
-    /// Reads a segment only to verify its records.
+    /// Verifies the records of a segment that is not replayed.
     fn verify(&mut self, candidate: &Candidate, all: &[Candidate]) -> Result<(), OpenError> {
         let ending = candidate.records(|_, _, _| Ok(()))?;
         if let Some(why) = ending.invalid {
@@ -599,8 +615,9 @@ impl Reading {
         self.check_end(candidate, all.iter().find(|other| other.seq == candidate.seq + 1))
     }
 
-    /// Overwrites with zeros the remains of a first write in segments that were never put into use. A segment
-    /// that was prepared after such a segment must be empty.
+    /// Overwrites the remains of a torn first write with zeros. `unused` are the segments that have no valid
+    /// first record. Only the first of them can have such remains: remains in the second one, or any sign
+    /// that the first write had been synced, are damage, and an error is returned.
     fn clear_unused(&mut self, unused: &[Candidate]) -> Result<(), OpenError> {
         for (nth, candidate) in unused.iter().enumerate() {
             let path = &candidate.path;
@@ -667,8 +684,9 @@ fn finish(
         let known = reading.ends.get(&candidate.seq).copied();
         let end = known.or(next.map(|start| u64::from(start.end_before))).unwrap_or(candidate.len);
         let first_index = candidate.start.as_ref().map_or(Index(0), |start| start.next_index);
-        // If later segments were released, this is larger than the true last index. The only consequence is a
-        // later release.
+        // If the segments between this one and the next existing one were released, `last_index` is larger
+        // than the true last index of this segment. The only consequence is that the segment is released
+        // later than possible.
         let later = candidates.get(nth + 1).and_then(|later| later.start.as_ref());
         let last_index = later.map_or(next_index, |start| start.next_index) - 1;
         segments.push(Arc::new(Segment {

@@ -1,4 +1,5 @@
-//! Reads the records of a segment, and distinguishes a torn tail from damage.
+//! Reads the records of a segment, and determines whether invalid data at their end is the remains of an
+//! interrupted write (a torn tail) or damage.
 
 use std::io;
 
@@ -10,11 +11,11 @@ use crate::format::{
     padded,
 };
 
-/// Number of bytes read at once: large enough to amortize the system call, small enough to stay in the
+/// Number of bytes that one read asks for: enough to amortize the system call, but few enough to stay in the
 /// processor's cache.
 const CHUNK_BYTES: usize = 1 << 20;
 
-/// Offset at which the records of a segment end, and the reason.
+/// The end of a segment's valid records, and the reason why they end there.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Ending {
     pub offset: u64,
@@ -22,8 +23,9 @@ pub(crate) struct Ending {
     pub invalid: Option<&'static str>,
 }
 
-/// Calls `visit` with offset, header and payload of each record from `from` on. The payloads share the memory
-/// of the chunk that was read. An error of `visit` ends the scan.
+/// Calls `visit` with offset, header and payload of each valid record from `from` on, up to the first invalid
+/// one. The payloads share the memory of the chunk that was read: keeping a payload keeps the whole chunk. An
+/// error of `visit` ends the scan and is returned.
 pub(crate) fn records<E: From<io::Error>>(
     file: &dyn File,
     identity: Identity,
@@ -49,7 +51,7 @@ pub(crate) fn records<E: From<io::Error>>(
         };
         let have = chunk.len();
         let want = (needed.max(CHUNK_BYTES) as u64).min(len - offset) as usize;
-        // `reserve` reuses the memory of the previous chunk if no slice of it is still referenced.
+        // `reserve` reuses the memory of the previous chunk, unless `visit` has kept a payload in it.
         chunk.reserve(want - have);
         chunk.resize(want, 0);
         let read = file.read_at(&mut chunk[have..], offset + have as u64)?;
@@ -60,11 +62,11 @@ pub(crate) fn records<E: From<io::Error>>(
     }
 }
 
-/// Valid records that were found after an offset at which the log seems to end.
+/// Summary of the valid records that [`remains`] found after the offset at which the log seems to end.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub(crate) struct Remains {
-    /// Offset of the first valid record whose batch began after that offset. It proves that the data at the
-    /// offset had been synced.
+    /// Offset of the first valid record whose batch began after the seeming end of the log. The record proves
+    /// that the data at the seeming end had been synced, so that data is damaged.
     pub later_batch: Option<u64>,
     /// Offset of the first valid record; `None` if there is none.
     pub first: Option<u64>,
@@ -72,7 +74,8 @@ pub(crate) struct Remains {
     pub end: Option<u64>,
 }
 
-/// Searches for valid records of this segment anywhere after `from`.
+/// Searches the whole rest of the file for valid records of this segment. `from` is the offset at which the
+/// log seems to end.
 pub(crate) fn remains(file: &dyn File, identity: Identity, len: u64, from: u64) -> io::Result<Remains> {
     let mut remains = Remains::default();
     let mut chunk: Vec<u8> = Vec::new();
@@ -80,8 +83,8 @@ pub(crate) fn remains(file: &dyn File, identity: Identity, len: u64, from: u64) 
     let mut offset = from;
     while offset + RECORD_HEADER_BYTES as u64 <= len {
         let Some(data) = file.next_data(offset)? else { break };
-        // Records begin at multiples of 8. A record may begin with zeros, that is, before the first byte that
-        // is not zero.
+        // Skip the hole up to the next data. Records begin at multiples of 8. The search begins one record
+        // header before the data, because a record may begin with zeros that lie in the hole.
         offset = offset.max((data & !7).saturating_sub(RECORD_HEADER_BYTES as u64));
         let want = (CHUNK_BYTES as u64).min(len.saturating_sub(offset)) as usize;
         chunk.resize(want, 0);
@@ -101,8 +104,8 @@ pub(crate) fn remains(file: &dyn File, identity: Identity, len: u64, from: u64) 
                 found => found,
             };
             let Found::Record(header, payload) = found else {
-                // Most of a segment's unused space is zeros, which are skipped. A record begins with at most
-                // 8 zero bytes.
+                // There is no record here. Zeros are skipped, because most of the unused space is zeros. The
+                // last 8 of them are not, because a record may begin with up to 8 zero bytes.
                 at += 8 + zeros(&chunk[at + 8..read]).saturating_sub(8);
                 continue;
             };
@@ -118,33 +121,38 @@ pub(crate) fn remains(file: &dyn File, identity: Identity, len: u64, from: u64) 
     Ok(remains)
 }
 
-/// The last valid record before an offset; all fields are zero if there is none.
+/// The last valid record before the offset at which the log seems to end; all fields are zero if there is
+/// none.
 #[derive(Clone, Copy, Debug, Default)]
 pub(crate) struct Before {
-    /// Offset of the record.
+    /// Offset of the record in the segment's file.
     pub record: u64,
-    /// Offset of the first record of its batch.
+    /// Offset of the first record of the batch to which the record belongs.
     pub batch: u64,
 }
 
-/// Number of bytes that a device writes atomically: after a power cut they are all new or all old. Some
-/// devices have larger units, none has smaller ones.
+/// Number of bytes that a disk writes atomically: after a power cut they are all new or all old. Some disks
+/// have larger units, none has smaller ones.
 const SECTOR_BYTES: u64 = 512;
 
-/// Returns true if no torn write explains the bytes at `from`, where the valid records end.
+/// Returns true if no torn write can explain the bytes at `from`, where the valid records end, so that they
+/// are damage. Returns false if they may be the remains of a torn write.
 ///
-/// A torn write leaves whole sectors with their old contents, and these are partly known: every synced batch
-/// is followed by [`END_BYTES`] zeros. So a sector that the write reached has all records of the write, and a
-/// sector that it did not reach has those zeros. The sector of `from` can be judged only if the record before
-/// `from` ends within it, or if it has records of the same batch after `from`. Only the head of a record
-/// proves that the write reached a sector, because it contains a part of the segment's secret. The bytes of a
-/// value prove nothing, because the previous use of the file may have had the same data there.
+/// A torn write leaves each sector either completely new or completely old. A sector that the write reached
+/// contains all bytes that were to be written there. In a sector that it did not reach, the batch before is
+/// still followed by [`END_BYTES`] zeros.
+///
+/// The sector of `from` is known to be reached, or to be written by the batch before, only if the record
+/// before `from` begins in it, or if a valid record after `from` begins in it. Only the header of a record
+/// proves that a write reached a sector, because it contains a part of the segment's secret. The bytes of a
+/// value prove nothing, because the previous use of the file may have left the same bytes there.
 ///
 /// # Example
 ///
 /// The previous batch ends at 4456, in the sector from 4096 to 4608. A torn write leaves at 4456 either zeros
-/// or the head of a record that ends after 4608. Anything else is damage, for example the head of a record
-/// that ends at 4544 and has a wrong checksum.
+/// or the header of a record that ends after 4608 (otherwise the sector would contain the whole record, and
+/// the record would be valid). Anything else is damage, for example the header of a record that ends at 4544
+/// and has a wrong checksum.
 pub(crate) fn is_no_torn_write(
     file: &dyn File,
     identity: Identity,
@@ -156,7 +164,8 @@ pub(crate) fn is_no_torn_write(
     let sector = from / SECTOR_BYTES;
     let reached = |at: u64| remains.first.is_some_and(|first| first / SECTOR_BYTES == at);
     let sector_end = (sector + 1) * SECTOR_BYTES;
-    // A head that continues in the next sector may itself be torn, so nothing can be concluded.
+    // Nothing can be concluded if the first bytes of the record's header reach into the next sector, because
+    // they may themselves be torn, or if the file has no space for a header.
     if from + END_BYTES as u64 > sector_end || from + RECORD_HEADER_BYTES as u64 > len {
         return Ok(false);
     }
@@ -167,7 +176,8 @@ pub(crate) fn is_no_torn_write(
     }
     let begins_there = |start: u32| u64::from(start) == from || u64::from(start) == before.batch;
     let Some(payload) = outline(&head, identity).filter(|(_, start)| begins_there(*start)) else {
-        // The header of a segment is written together with the zeros after it.
+        // The bytes are neither zeros nor the beginning of a record. At the first record of a segment that is
+        // always damage: the segment's header was written together with zeros after it.
         let is_first = from == SEGMENT_HEADER_BYTES as u64;
         return Ok(is_first || before.record / SECTOR_BYTES == sector || reached(sector));
     };
@@ -177,16 +187,18 @@ pub(crate) fn is_no_torn_write(
         || last_sector == sector + 1 && remains.first == Some(end) && reached(last_sector))
 }
 
-/// Returns the number of zero bytes at the beginning, as a multiple of 8.
+/// Returns the number of zero bytes at the beginning of `bytes`, rounded down to a multiple of 8.
 fn zeros(bytes: &[u8]) -> usize {
-    // Large blocks are compared first: each comparison is one call that compares many bytes at once.
+    // Compare blocks of 512 bytes first, because that is faster than single words; then the rest in words of
+    // 8 bytes.
     let blocks = bytes.chunks_exact(512).take_while(|block| **block == [0; 512]).count() * 512;
     let words = bytes[blocks..].chunks_exact(8).take_while(|word| **word == [0; 8]).count() * 8;
     blocks + words
 }
 
-/// Overwrites the remains of a torn write with zeros, and syncs them. `end` is the end of the last valid
-/// record in the remains.
+/// Overwrites the remains of a torn write with zeros, and syncs the file. The remains begin at `from`. `end`
+/// is the end of the last valid record in them; if there is none, only the length of a record header is
+/// overwritten.
 pub(crate) fn clear(file: &dyn File, len: u64, from: u64, end: Option<u64>) -> io::Result<()> {
     assert!(from >= SEGMENT_HEADER_BYTES as u64, "the header is never overwritten");
     let least = (from + RECORD_HEADER_BYTES as u64).min(len);
@@ -201,9 +213,9 @@ pub(crate) fn clear(file: &dyn File, len: u64, from: u64, end: Option<u64>) -> i
     file.sync_data()
 }
 
-/// Reads the bytes from `from` to `to` and writes them again, so that the next sync makes them durable even
-/// if an earlier sync failed: after a failed sync, Linux marks the pages as clean although they were not
-/// written.
+/// Reads the bytes from `from` to `to` and writes them again, so that the next sync makes them durable.
+/// Without this, the sync would not write them if an earlier sync has failed: Linux then marks the pages as
+/// clean, although they were not written.
 pub(crate) fn rewrite(file: &dyn File, from: u64, to: u64) -> io::Result<()> {
     let mut chunk = Vec::new();
     let mut at = from;

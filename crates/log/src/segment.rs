@@ -1,4 +1,5 @@
-//! A segment in memory, and the state that all parts of the log share.
+//! Describes the open segments ([`Segment`]) and the state that all parts of the log share ([`Shared`]), and
+//! reserves space in segment files.
 
 use std::collections::BTreeMap;
 use std::io;
@@ -20,13 +21,13 @@ pub(crate) struct Segment {
     pub path: PathBuf,
     pub file: Arc<dyn File>,
     pub identity: Identity,
-    /// True for a segment of version 1, which has no secret. Nothing more is written to it once another
-    /// segment is ready.
+    /// True for a segment of format version 1, which has no secret, so that clients could forge its records.
+    /// The writer stops using it as soon as another segment is ready.
     pub guessable: bool,
     pub first_index: Index,
     /// Length of the file in bytes.
     pub capacity: AtomicU64,
-    /// Offset at which the durable records end.
+    /// Offset in bytes at which the durable records of the segment end.
     pub end: AtomicU32,
     pub last_index: AtomicU64,
     pub sealed: AtomicBool,
@@ -60,12 +61,13 @@ pub(crate) struct Shared {
     /// Number of bytes of the file system that the log leaves free for other parts of the server
     /// ([`crate::Values::hold_room`]).
     held_bytes: AtomicU64,
-    /// A [`Need`] as a number; meaningful only while space is held.
+    /// How urgently the space in `held_bytes` is needed: a [`Need`] as a number. Meaningless while
+    /// `held_bytes` is 0.
     need: AtomicU8,
     /// True once the file system had no space for a file although it reported enough. This happens, for
     /// example, with a quota on a file server, which is not part of the reported free space.
     pub has_hidden_limit: AtomicBool,
-    /// True if the log is about to be closed, so that files are no longer made in advance.
+    /// True if the log is about to be closed. Files are then no longer prepared in advance.
     pub winding_down: AtomicBool,
 }
 
@@ -116,7 +118,8 @@ impl Shared {
         self.held_bytes.load(Ordering::Acquire)
     }
 
-    /// Returns how urgently the space held for other parts of the server is needed; `None` if none is held.
+    /// Returns how urgently other parts of the server need the space that is held for them; `None` if no
+    /// space is held.
     pub fn need(&self) -> Option<Need> {
         (self.held_bytes() > 0).then(|| match self.need.load(Ordering::Acquire) {
             0 => Need::Passing,
@@ -153,9 +156,9 @@ pub(crate) fn seq_of(name: &str) -> Option<u32> {
 const PAGE_BYTES: u64 = 4096;
 static ZEROS: [u8; PAGE_BYTES as usize] = [0; PAGE_BYTES as usize];
 
-/// Fills a part of a file with zeros, page by page. Linux keeps a single large write in large folios of the
-/// page cache. A small write into such a folio then marks the whole folio as changed, and all of it may be
-/// written back (measured: 90 KB instead of 5 KB for a write of 1 KiB).
+/// Fills a part of a file with zeros, with one write per page. After a single large write, Linux would hold
+/// the data in large folios of the page cache. A later small write into such a folio marks the whole folio as
+/// changed, and all of it may be written back (measured: 90 KB instead of 5 KB for a write of 1 KiB).
 pub(crate) fn write_zeros(file: &dyn File, from: u64, len: u64) -> io::Result<()> {
     let (mut at, end) = (from, from + len);
     while at < end {
@@ -172,21 +175,22 @@ pub(crate) fn is_refused_for_size(error: &io::Error) -> bool {
     disk::is_full(error) || error.kind() == io::ErrorKind::FileTooLarge
 }
 
-/// Number of zero bytes after which zeros that fill holes are synced, so that no other sync has to wait for
-/// all of them.
+/// Number of zero bytes that [`reserve`] writes between two syncs. A sync of the log on the same disk then
+/// waits for this many bytes at most, and not for a whole segment.
 const RESERVED_AT_ONCE_BYTES: u64 = 1 << 20;
 
 /// Reserves space in a file from `from` on. If the file system cannot reserve space, writes zeros over the
-/// range and syncs them: because only the sync shows whether a network file system has the space. Returns the
-/// number of zeros written. If there is not enough space, the file keeps its length and occupies no more
-/// space than before.
+/// range and syncs them, because on a network file system only the sync shows whether there is enough space.
+/// Returns the number of zeros written. If there is not enough space, the file keeps its length. Zeros that
+/// were written into holes before the end of the file stay, and keep their space.
 pub(crate) fn reserve(disk: &dyn Disk, path: &Path, file: &dyn File, from: u64, len: u64) -> io::Result<u64> {
     let before = file.len()?;
     if file.allocate(from, len)? == Reservation::Made {
         return Ok(0);
     }
     let outcome = (|| {
-        // The free space is checked first. Otherwise each retry would fill a full disk with zeros and fail.
+        // Check the free space first. Otherwise each retry on a nearly full disk would fill the rest of the
+        // disk with zeros before it fails.
         let lacking = file.hole_bytes()?;
         if disk.space(path).is_ok_and(|space| space.free_bytes < lacking) {
             return Err(io::ErrorKind::StorageFull.into());
@@ -201,7 +205,8 @@ pub(crate) fn reserve(disk: &dyn Disk, path: &Path, file: &dyn File, from: u64, 
         Ok(len)
     })();
     if outcome.is_err() {
-        // If the truncation fails, the file keeps the requested length.
+        // Give back the space that was taken beyond the old end of the file. An error is ignored: its only
+        // effect is that the file stays longer than before.
         let _ = file.set_len(before);
     }
     outcome

@@ -1,4 +1,4 @@
-//! Types of the log's input and output.
+//! Defines the types of the log's input and output.
 
 use std::path::PathBuf;
 use std::time::{Duration, Instant};
@@ -43,7 +43,7 @@ pub struct Reset {
     pub term: Term,
 }
 
-/// A live value that is moved out of a segment that will be released.
+/// A live value that is copied from a segment that will be released into the segment in use.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Value {
     /// Id of the revision that wrote the value.
@@ -70,8 +70,9 @@ pub struct EntryPlace {
     pub location: Location,
 }
 
-/// One append. Its parts are written in the order of the fields, so after a crash before the acknowledgement
-/// a prefix of these parts may exist. A hard state never exists without the entries of the same batch.
+/// The data of one call of [`crate::Log::append`]. It is written in the order of the fields. After a crash
+/// before the acknowledgement, any prefix of it may exist. So a hard state never exists without the entries
+/// of the same batch.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Batch {
     /// Restart of the log after a snapshot.
@@ -79,38 +80,38 @@ pub struct Batch {
     /// Entries with contiguous indexes. If the first index is already in the log, the entry with that index
     /// and all later ones are replaced.
     pub entries: Vec<Entry>,
-    /// Live values moved from segments that will be released.
+    /// Live values copied from segments that will be released.
     pub values: Vec<Value>,
     /// The new hard state.
     pub hard_state: Option<HardState>,
 }
 
 impl Batch {
-    /// Maximum bytes that an entry or a value takes in the log in addition to its data: the record's header,
-    /// the sub revision of a value, and padding.
+    /// Maximum number of bytes that an entry or a value takes in the log in addition to its data: for the
+    /// record's header, the sub revision of a value, and padding.
     pub const RECORD_BYTES_MAX: usize = RECORD_HEADER_BYTES + VALUE_HEAD_BYTES + 7;
     /// Bytes counted for a batch in addition to its entries and values: the sizes of a Reset record and a
     /// HardState record.
     pub const OWN_BYTES: usize = padded(0) + padded(8);
 }
 
-/// An event of the log. It is reported on the log's thread or, if the log has no threads, in
-/// [`crate::Log::turn`].
+/// An event of the log. It is reported on the log's thread, or on the caller's thread in
+/// [`crate::Log::write_here`] and [`crate::Log::turn`].
 #[derive(Debug)]
 pub enum LogEvent {
     /// The log has synced these batches to disk.
     Synced(Synced),
     /// The amount of space that the log has for more data has changed.
     SpaceChanged(Space),
-    /// A write or sync failed. The log accepts nothing more, and the member must stop. Reported once.
+    /// A write or sync failed. The log accepts no more batches, and the member must stop. Reported once.
     Failed(crate::Fatal),
 }
 
 /// Report about the batches that one sync made durable.
 ///
-/// The ticket never decreases from one event to the next. The last index decreases if fewer entries replaced
-/// existing ones, or if the log restarted after a snapshot. The commit index of a hard state may be beyond
-/// the last index, because the member learned it from other members.
+/// The ticket never decreases from one event to the next. The last index may decrease: if existing entries
+/// were replaced by fewer entries, or if the log restarted after a snapshot. The commit index of a hard state
+/// may be beyond the last index, because the member learned it from other members.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Synced {
     /// Ticket of the newest batch that is completely durable, with all batches before it; 0 if none is
@@ -120,9 +121,10 @@ pub struct Synced {
     pub last_index: Index,
     /// The newest durable hard state, if this sync changed it.
     pub hard_state: Option<HardState>,
-    /// Location of the data of each entry of this sync, in the order in which they were appended.
+    /// Location of the data of each entry that this sync made durable, in the order in which the entries were
+    /// appended.
     pub locations: Vec<EntryPlace>,
-    /// Location of each value of this sync.
+    /// Location of each value of [`Batch::values`] that this sync made durable.
     pub values: Vec<(ValueId, Location)>,
     /// Time at which the write ended and its sync began; `None` if nothing was written.
     pub written: Option<Instant>,
@@ -131,7 +133,8 @@ pub struct Synced {
     pub took: Option<Duration>,
 }
 
-/// Owner of a log. It is written into each segment and checked when the log is opened.
+/// The member to which a log belongs. Its ids are written into each segment and checked when the log is
+/// opened, so that no member uses the log of another one.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Owner {
     /// Id of the cluster.
@@ -140,16 +143,19 @@ pub struct Owner {
     pub member_id: MemberId,
 }
 
-/// Urgency of the space held with [`crate::Values::hold_room`].
+/// Says how urgently other parts of the server need the disk space that [`crate::Values::hold_room`] holds
+/// for them.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Need {
-    /// The space will be taken very soon. The log waits until then and reports no shortage.
+    /// The space will be taken within moments. Until then the log postpones new files, and does not report
+    /// that space is lacking.
     Passing,
-    /// More space than is available now would be useful.
+    /// More space than is available now would be useful, but work continues without it. The log only leaves
+    /// the held space free.
     More,
     /// Work cannot continue without more space. If the file system does not report its true free space, the
-    /// log gives up the segment that it has prepared, provided that the segment in use has enough space for
-    /// the records that end the shortage.
+    /// log also deletes the next segment that it has prepared, provided that most of the segment in use is
+    /// still free: the records that end the shortage must fit there.
     Urgent,
 }
 
@@ -158,10 +164,10 @@ pub enum Need {
 pub enum Space {
     /// The next segment and the reserve are ready.
     Ample,
-    /// The disk had no space for another segment, and the reserve is in use. The NOSPACE alarm should be
-    /// raised.
+    /// The next segment is ready, but there is no reserve, and the disk has no space for one. The NOSPACE
+    /// alarm should be raised.
     Low,
-    /// The log has only the rest of the segment in use.
+    /// The disk has no space for a next segment. The log can only fill the rest of the segment in use.
     Exhausted,
 }
 
@@ -177,15 +183,15 @@ pub struct Options {
     pub member_id: MemberId,
     /// Incarnation number, written into each segment.
     pub incarnation: u64,
-    /// Source of the segments' secrets: `None` means randomness of the operating system. With a seed the
-    /// secrets are reproducible, for simulation and tests; a client that knows the seed can write values that
-    /// read as records.
+    /// Seed from which the segments' secrets are derived, so that simulations and tests are reproducible;
+    /// `None` for random secrets. A client that knows the seed could write values that are taken for records
+    /// after a crash.
     pub secret_seed: Option<u64>,
-    /// Size of a segment's file in bytes, from 16 KiB to 1 GiB. For a record that does not fit, the segment
-    /// is made larger.
+    /// Size of a segment's file in bytes, from 16 KiB to 1 GiB. If a record does not fit into an empty
+    /// segment, the file of that segment is enlarged.
     pub segment_bytes: u32,
-    /// Number of queued bytes at which [`crate::Log::append`] refuses further batches; a single batch may be
-    /// larger.
+    /// Maximum number of queued bytes. [`crate::Log::append`] refuses a batch that would exceed it, unless
+    /// the queue is empty: then a batch of any size is accepted.
     pub queued_bytes_max: usize,
     /// Maximum number of free files kept for reuse; at least 1, which is the reserve.
     pub spare_files_max: usize,
@@ -198,12 +204,13 @@ pub struct Options {
     /// requested index on.
     pub verify_all: bool,
     /// Position at which the log ended when it was closed cleanly; `None` if it was not closed cleanly.
-    /// Opening fails if the log ends at another position.
+    /// Opening is refused if the log ends before this position.
     pub closed_at: Option<LogEnd>,
-    /// A position up to which the log is known to have been durable, if any: opening is refused if the log
-    /// ends before it.
+    /// Position up to which the log was durable when it was last opened; `None` if it is not known. Opening
+    /// is refused if the log ends before this position.
     pub synced_to: Option<LogEnd>,
-    /// If true, the log has no threads, and [`crate::Log::turn`] does all its work. For simulations.
+    /// If true, the log has no threads, and all its work is done in the calls of [`crate::Log::turn`]. For
+    /// simulations.
     pub by_hand: bool,
     /// If true, the log is opened only for reading, and no space is reserved for appends.
     pub only_read: bool,
@@ -217,8 +224,8 @@ const SEGMENT_BYTES_LEAST: u32 = 512 << 10;
 /// reserve at any time.
 const SEGMENTS_PER_DISK: u64 = 32;
 
-/// Returns the recommended segment size in bytes for a file system of this size: 64 MiB from 2 GiB on, down
-/// to 512 KiB.
+/// Returns the recommended segment size in bytes for a file system of this size: 1/32 of the size, but at
+/// least 512 KiB and at most 64 MiB.
 pub fn segment_bytes_for(total_bytes: u64) -> u32 {
     let part = u32::try_from(total_bytes / SEGMENTS_PER_DISK).unwrap_or(SEGMENT_BYTES);
     part.clamp(SEGMENT_BYTES_LEAST, SEGMENT_BYTES) & !4095
@@ -250,18 +257,18 @@ impl Options {
 /// State of a segment, for the caller that decides which segments to release.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct SegmentState {
-    /// Sequence number.
+    /// Sequence number of the segment.
     pub seq: u32,
     /// Size of the file in bytes.
     pub file_bytes: u64,
-    /// Bytes of header and records. Moving the live values out of the segment can free at most this many.
+    /// Bytes of the segment's header and records. The rest of the file is unused.
     pub used_bytes: u64,
     /// Raft index that was expected next when the segment was put into use.
     pub first_index: Index,
-    /// Last raft index when the segment was sealed; for the segment in use, the log's last index. After
-    /// opening it may be too large if later segments were released.
+    /// Last raft index when the segment was sealed; for the segment in use, the log's last index. After the
+    /// log was opened, the number may be too large if later segments were released.
     pub last_index: Index,
-    /// True if nothing more will be written to the segment, so that it may be released.
+    /// True if nothing more will be written to the segment. Only such a segment can be released.
     pub sealed: bool,
     /// True if the release was requested. The file is deleted once the log has recorded the release, which
     /// may need free space first.
@@ -272,31 +279,34 @@ pub struct SegmentState {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Replayed {
     /// An entry and the location of its data. It replaces all previously replayed entries with the same or a
-    /// higher index, even if its index is below the requested one.
+    /// higher index. Such a replacement is also replayed if its index is below the one from which
+    /// [`crate::Log::open`] was asked to replay.
     Entry(Entry, Location),
     /// A hard state.
     HardState(HardState),
     /// The log restarted after a snapshot, so all entries replayed before are void.
     Reset(Reset),
-    /// A value was moved to this location. The number is the length of the value in bytes.
+    /// A value was copied to this location from a segment that was to be released. The number is the length
+    /// of the value in bytes.
     Value(ValueId, Location, u32),
 }
 
 /// The result of opening a log.
 ///
-/// The log has no gap: `base.index` and `first_index - 1` are at most `last_index`. The commit index of the
-/// hard state may be beyond `last_index`, if this member never synced the last committed entries.
+/// `base.index` and `first_index - 1` are at most `last_index`. The commit index of the hard state may be
+/// beyond `last_index`, if this member never synced the last committed entries.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Recovered {
     /// The newest hard state.
     pub hard_state: HardState,
-    /// First index that [`crate::Entries::read`] can return; `last_index + 1` if there is none.
+    /// Index of the first entry that [`crate::Entries::read`] can return; `last_index + 1` if it can return
+    /// none.
     pub first_index: Index,
-    /// Last index in the log; the index of the latest Reset if no entry follows it.
+    /// Index of the last entry in the log; the index of the latest [`Reset`] if no entry follows it.
     pub last_index: Index,
     /// Raft term of the entry at `last_index`.
     pub last_term: Term,
-    /// Entry after which the latest [`Reset`] restarted the log; zeros if there was none.
+    /// Entry after which the latest [`Reset`] restarted the log; zeros if the log was never restarted.
     pub base: EntryId,
     /// Torn tails that were cut off: the remains of writes that were never acknowledged.
     pub repairs: Vec<Repair>,

@@ -1,4 +1,5 @@
-//! Readers of values and entries.
+//! Reads values by their location ([`Values`]) and raft entries by their index ([`Entries`]), from any
+//! thread.
 
 use std::io;
 use std::sync::Arc;
@@ -14,10 +15,10 @@ use crate::scan;
 use crate::segment::{Segment, Shared};
 use crate::{Entry, Figures, Location, LogEnd, Need, ReadError, SegmentState};
 
-/// Number of bytes per read when entries are read.
+/// Number of bytes that one read of entries asks for, so that one system call reads many small entries.
 const READ_BYTES: usize = 256 << 10;
 
-/// Reads values by their location. The reader is cheap to clone and can be used by several threads.
+/// Reads values by their location. Cheap to clone; the clones can be used by several threads.
 #[derive(Clone)]
 pub struct Values {
     pub(crate) shared: Arc<Shared>,
@@ -34,8 +35,8 @@ impl Values {
         self.shared.segments().iter().map(|segment| segment.state()).collect()
     }
 
-    /// Returns the current end of the log; it is final once the [`crate::Log`] was dropped without a failure.
-    /// `None` before the first write.
+    /// Returns the current end of the log; `None` before the first write. After the [`crate::Log`] was
+    /// dropped, the end no longer changes.
     pub fn log_end(&self) -> Option<LogEnd> {
         let segments = self.shared.segments();
         let active = segments.iter().rfind(|segment| !segment.sealed.load(Ordering::Acquire))?;
@@ -44,16 +45,16 @@ impl Values {
     }
 
     /// Announces that the log will be closed soon: from now on no file is made in its directory, except a
-    /// segment that the writer waits for. A caller that removes the directory of a stopping member then finds
-    /// no new files in it.
+    /// segment that the writer waits for. A caller that then removes the directory of a stopping member does
+    /// not meet new files in it.
     pub fn wind_down(&self) {
         self.shared.winding_down.store(true, Ordering::Release);
     }
 
-    /// Makes the log leave this many bytes of the file system free for other parts of the server; 0 ends
-    /// that. While fewer bytes are free, the log makes no spare file, and makes a segment only from files
-    /// that it already has. The log must not take the space that a checkpoint needs, because only a
-    /// checkpoint allows the log to release a segment.
+    /// Holds this many bytes of the file system free for other parts of the server; 0 holds none. While the
+    /// log could take held space, it creates no files: it makes a segment only from a spare file. This is
+    /// needed because a checkpoint needs space on a nearly full disk, and only a checkpoint allows the log to
+    /// release segments, which frees space.
     pub fn hold_room(&self, bytes: u64, need: Need) {
         self.shared.hold_room(bytes, need);
     }
@@ -65,7 +66,7 @@ impl Values {
     }
 
     /// Reads `len` bytes and verifies their CRC-32C. Returns [`ReadError::Moved`] if the segment was released
-    /// before the read ended; the caller then looks up the new location and reads again.
+    /// before the value was read; the caller then looks up the new location and reads again.
     pub fn read(&self, location: Location, len: u32, crc: u32) -> Result<Bytes, ReadError> {
         let mut bytes = BytesMut::with_capacity(len as usize);
         self.read_into(location, len, crc, &mut bytes)?;
@@ -120,8 +121,8 @@ impl Values {
             Err(error) => ReadError::Io { path: segment.path.clone(), error },
         };
         into.truncate(before);
-        // If the segment was released during the read, its file may already contain new data. The error is
-        // then no damage.
+        // If the segment was released during the read, its file may already be reused for other data. In that
+        // case the value is not damaged: it was copied to another segment.
         if self.shared.segment(location.segment).is_none() { Err(ReadError::Moved) } else { Err(failed) }
     }
 
@@ -129,9 +130,9 @@ impl Values {
     /// disk if `waits` is true; otherwise, if a wait would be needed, returns false, and `into` has undefined
     /// contents.
     ///
-    /// The checksum is that of the whole value, so the caller has to combine the checksums of all parts and
-    /// verify the result. For a single part it is only guaranteed that the segment had not been released and
-    /// reused before the part was read.
+    /// The bytes are not verified, because the checksum covers the whole value: the caller has to compute it
+    /// over all parts. For one part it is only guaranteed that the segment was not released before the part
+    /// had been read, so that the bytes are not those of a later use of the file.
     ///
     /// # Errors
     ///
@@ -159,10 +160,10 @@ impl Values {
     }
 
     /// Fills `into` with the bytes of the segment from `from` on, up to the end of the file, and returns how
-    /// many bytes were read. The bytes are not verified, and bytes after the end of the log will be
-    /// overwritten by later records. If `waits` is false, reading stops at the first byte for which a wait
-    /// for a disk would be needed. Returns 0 if nothing can be read; a later read of a value at the location
-    /// returns the error.
+    /// many bytes were read. The bytes are not verified. Bytes after the end of the log are not part of it
+    /// yet: later records will overwrite them. If `waits` is false, reading stops at the first byte for which
+    /// a wait for a disk would be needed. Returns 0 if nothing can be read, also on an error: a read of the
+    /// value with [`Values::read`] then returns that error.
     pub fn read_ahead(&self, from: Location, into: &mut [u8], waits: bool) -> usize {
         let Some(segment) = self.shared.segment(from.segment) else { return 0 };
         let Ok(offset) = place_in(&segment, from, 0) else { return 0 };
@@ -174,14 +175,16 @@ impl Values {
         read.unwrap_or(0)
     }
 
-    /// Returns false if the operating system cannot tell which parts of the file at `location` are in memory.
-    /// Reads that must not wait then always return false. This is known only after such a read was tried.
+    /// Returns false if the operating system cannot tell which parts of the segment file at `location` are in
+    /// memory, so that reads that must not wait return nothing. This is known only after the first such read;
+    /// before, the function returns true.
     pub fn tells_cached(&self, location: Location) -> bool {
         self.shared.segment(location.segment).is_none_or(|segment| segment.file.tells_cached())
     }
 
-    /// Verifies the CRC-32C of a value as [`Values::read`] does, with no memory other than `buffer`. Waits
-    /// for a disk if `waits` is true; otherwise returns false if a wait would be needed.
+    /// Verifies the CRC-32C of a value as [`Values::read`] does, but reads the value in chunks into `buffer`,
+    /// and so needs no other memory. Waits for a disk if `waits` is true; otherwise returns false if a wait
+    /// would be needed.
     ///
     /// # Errors
     ///
@@ -211,8 +214,8 @@ impl Values {
         Err(damaged(&segment, u64::from(location.offset), MISMATCH))
     }
 
-    /// Reads values that lie close to each other (see [`runs`]) with one read. Calls `each` for every value
-    /// with the result that [`Values::read`] would return.
+    /// Reads values that lie close to each other (a run, see [`runs`]) with one read. Calls `each` for every
+    /// value, in the order of the run, with the result that [`Values::read`] would return.
     pub fn read_run(&self, run: &[Wanted], mut each: impl FnMut(Wanted, Result<Bytes, ReadError>)) {
         if let [first, .., last] = run
             && let Some(segment) = self.shared.segment(first.location.segment)
@@ -233,15 +236,16 @@ impl Values {
                 return;
             }
         }
-        // The run has one value, or could not be read at once. Each value is read separately, to get its own
-        // result.
+        // The run has only one value, or cannot be read as a whole. Read each value separately, because some
+        // of them may still be readable.
         for wanted in run {
             each(*wanted, self.read(wanted.location, wanted.len, wanted.crc));
         }
     }
 }
 
-/// Fills `buf` if that is possible without waiting for a device; otherwise returns false.
+/// Fills `buf` from the file if that is possible without waiting for a disk; otherwise returns false, and
+/// `buf` has undefined contents.
 fn read_cached_exact_at(file: &dyn File, buf: &mut [u8], offset: u64) -> io::Result<bool> {
     file.read_cached_at(buf, offset).map(|read| read == buf.len())
 }
@@ -262,8 +266,9 @@ const RUN_BYTES_MAX: u64 = 256 << 10;
 /// Maximum gap in bytes between two values of a run: reading such a gap is cheaper than a second read.
 const GAP_BYTES_MAX: u64 = 16 << 10;
 
-/// Sorts values by location, removes duplicates, and returns the lengths of the runs of neighbouring values
-/// that are best read with one read, in order.
+/// Sorts `wanted` by location, removes duplicates, and divides it into runs of neighbouring values, each of
+/// which is best read with one read ([`Values::read_run`]). Returns the number of values of each run, in the
+/// order of `wanted`.
 pub fn runs(wanted: &mut Vec<Wanted>) -> Vec<usize> {
     let place = |wanted: &Wanted| (wanted.location.segment, wanted.location.offset);
     wanted.sort_unstable_by_key(place);
@@ -291,12 +296,14 @@ pub fn runs(wanted: &mut Vec<Wanted>) -> Vec<usize> {
 
 const MISMATCH: &str = "the value's checksum does not match";
 
-/// Returns true if `sum`, the checksum of the bytes read, equals the checksum of the value.
+/// Returns true if `sum`, the checksum of the bytes that were read, equals `of_value`, the checksum that the
+/// value had when it was written.
 fn is_as_written(sum: u32, of_value: u32) -> bool {
     sum == of_value || planted::is(planted::Bug::ValueUnverified)
 }
 
-/// Returns the offset of a value in the file, or an error if no value can be at the location.
+/// Returns the offset of a value in the segment's file, or an error if no value of `len` bytes can be at the
+/// location.
 fn place_in(segment: &Segment, location: Location, len: u32) -> Result<u64, ReadError> {
     let offset = u64::from(location.offset);
     if offset < SEGMENT_HEADER_BYTES as u64
@@ -307,7 +314,7 @@ fn place_in(segment: &Segment, location: Location, len: u32) -> Result<u64, Read
     Ok(offset)
 }
 
-/// Reads raft entries by index. The reader is cheap to clone and can be used by several threads.
+/// Reads raft entries by index. Cheap to clone; the clones can be used by several threads.
 #[derive(Clone)]
 pub struct Entries {
     pub(crate) shared: Arc<Shared>,
@@ -324,8 +331,8 @@ impl Entries {
         self.shared.index().next.previous()
     }
 
-    /// Returns the raft term of an entry. Reads the segment of the entry if that was skipped when the log was
-    /// opened.
+    /// Returns the raft term of an entry. If the segment of the entry was skipped when the log was opened, it
+    /// is read now.
     pub fn term(&self, index: Index) -> Result<Term, ReadError> {
         if let Some(term) = self.shared.index().term(index) {
             return Ok(term);
@@ -334,8 +341,10 @@ impl Entries {
         self.shared.index().term(index).ok_or(ReadError::Unavailable)
     }
 
-    /// Returns the entries `from..to`, or only the first of them, with at most `bytes_max` bytes of data in
-    /// total, but at least one entry. Fails if an entry of the range is missing.
+    /// Returns the entries `from..to`. If together they have more than `bytes_max` bytes of data, returns
+    /// fewer, beginning at `from`, but at least one entry if the range is not empty. Fails with
+    /// [`ReadError::Unavailable`] if the first entry is no longer kept, or if the range reaches beyond the
+    /// last entry.
     pub fn read(&self, from: Index, to: Index, bytes_max: u64) -> Result<Vec<Entry>, ReadError> {
         let mut entries = Vec::new();
         if from >= to {
@@ -354,8 +363,8 @@ impl Entries {
             };
             let entry = match self.read_one(&mut window, seq, offset, index) {
                 Ok(entry) => entry,
-                // The entry was dropped or replaced during the read. The entries that were read before it are
-                // still valid.
+                // The entry was dropped or replaced during the read, so the error is no damage. Return the
+                // entries that were read before it.
                 Err(_) if self.shared.index().place(index) != place => {
                     return if entries.is_empty() { Err(ReadError::Unavailable) } else { Ok(entries) };
                 }
@@ -411,8 +420,8 @@ impl Entries {
         }
     }
 
-    /// Reads the segments at the beginning of the log that were skipped when the log was opened, if `index`
-    /// is in one of them.
+    /// If `index` is in a segment that was skipped when the log was opened, reads that segment and the
+    /// skipped ones after it, and adds their entries to the index of entries.
     fn find_unread(&self, index: Index) -> Result<(), ReadError> {
         let unread = {
             let known = self.shared.index();
@@ -434,7 +443,7 @@ impl Entries {
             self.index_segment(&segment, &mut older)?;
         }
         let mut known = self.shared.index();
-        // Another thread may already have read the segments, or dropped them.
+        // If another thread has read or dropped these segments meanwhile, discard the result.
         if known.unread.contains_key(&first) {
             known.prepend(older);
             known.unread.retain(|seq, _| *seq < first);

@@ -1,4 +1,5 @@
-//! Places records in segments, writes them and syncs them. Only this module writes to a segment in use.
+//! Writes queued batches: places their records in segments, and writes and syncs all of them together (group
+//! commit). Only this module writes to a segment in use.
 
 use std::collections::{BTreeSet, VecDeque};
 use std::io::IoSlice;
@@ -18,23 +19,24 @@ use crate::preparation::{Preparation, Prepared};
 use crate::segment::{Segment, Shared, reserve, write_zeros};
 use crate::{Batch, Entry, EntryPlace, Fatal, HardState, Options, Reset, Synced, Value, ValueId};
 
-/// Maximum size in bytes of a payload that is copied next to its header. For small payloads this is cheaper
-/// than a separate piece of the vectored write.
+/// Maximum size in bytes of a payload that is copied next to its header. For a small payload the copy is
+/// cheaper than a separate buffer in the vectored write.
 const COPY_BYTES_MAX: usize = 256;
-/// Bytes at a segment's end that entries and values leave free, so that hard states and releases still find
-/// space on a full disk. Releases free further space.
+/// Bytes at a segment's end that entries and values leave free. On a full disk, hard states and the records
+/// of releases still find space there, and the releases then free further space.
 pub(crate) const TAIL_BYTES: u64 = 4096;
-/// Bytes at a segment's end that hard states leave free for the records of releases.
+/// Bytes at a segment's end that hard states and resets leave free for the records of releases.
 const RELEASE_TAIL_BYTES: u64 = 2048;
 
-/// A queued batch. Its parts are removed as they are placed in a segment.
+/// A queued batch, or the rest of it: entries, values and the other fields are removed once they are placed
+/// in a segment.
 pub(crate) struct Request {
     pub ticket: u64,
     pub reset: Option<Reset>,
     pub entries: std::vec::IntoIter<Entry>,
     pub values: std::vec::IntoIter<Value>,
     pub hard_state: Option<HardState>,
-    /// Number of bytes that this request counts for in the queue.
+    /// Number of bytes of the whole batch, which count as queued until all of it is durable.
     pub bytes: usize,
 }
 
@@ -55,7 +57,7 @@ impl Request {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
     All,
-    /// A further segment is needed and is not ready. The remaining requests are still in the queue.
+    /// Some requests or releases need a segment that is not ready. They are still in the queue.
     Starved,
 }
 
@@ -65,30 +67,32 @@ pub(crate) struct Writer {
     unsafe_no_fsync: bool,
     by_hand: bool,
     active: Option<Arc<Segment>>,
-    /// Segments before the segment in use that were not released.
+    /// Sequence numbers of the segments before the segment in use that were not released.
     live: BTreeSet<u32>,
     hard_state: HardState,
     base: EntryId,
     next_index: Index,
     last_term: Term,
     write: Write,
-    /// Offset in the segment in use up to which all bytes were written before, as zeros or in the previous
-    /// use of the file. A sync of writes up to there needs no journal write of the file system.
+    /// Offset in the segment in use up to which the blocks of the file were written before, as zeros or in
+    /// the previous use of the file. A sync of writes up to this offset is fast, because the file system has
+    /// nothing to write to its journal.
     filled: u64,
-    /// Moving average of the size of recent writes, in bytes.
+    /// Moving average of the sizes of recent writes in bytes.
     typical_bytes: u64,
 }
 
-/// Number of zero bytes that are written ahead at once.
+/// Maximum number of zero bytes that are written in advance after a write ([`Writer::zeros_ahead`]).
 const AHEAD_BYTES: usize = 256 << 10;
-/// Minimum size in bytes of writes for which no zeros are written ahead. Many entries share the sync of such
-/// a write, so it matters more to write fewer bytes.
+/// Average size in bytes of recent writes from which on no zeros are written in advance. Many entries share
+/// the sync of such a large write, so a faster sync matters less than the additional bytes.
 const LARGE_WRITE_BYTES: u64 = 12 << 10;
 
-/// The write that is being assembled. It will follow the durable end of the segment in use.
+/// The next write, which is being assembled. It begins at the end of the durable records of the segment in
+/// use.
 #[derive(Default)]
 struct Write {
-    /// Offset of the first byte of the write: the batch start of all its records.
+    /// Offset of the first byte of the write. All records of the write contain it as their batch start.
     start: u32,
     /// Offset after the last byte of the write.
     end: u32,
@@ -99,12 +103,12 @@ struct Write {
 }
 
 enum Piece {
-    /// This many next bytes of [`Write::copied`].
+    /// The next bytes of [`Write::copied`]. Contains their number.
     Copied(usize),
     Payload(Bytes),
 }
 
-/// Change of the log's state that takes effect once the write is synced.
+/// Change of the log's state in memory that is made once the write is synced.
 enum Effect {
     Entry { index: Index, term: Term, offset: u32 },
     Reset(Reset),
@@ -113,7 +117,7 @@ enum Effect {
     Released(u32),
 }
 
-/// Position at which writing continues after the log was opened.
+/// State of the log after opening, from which the writer continues.
 pub(crate) struct Position {
     pub active: Option<Arc<Segment>>,
     pub live: BTreeSet<u32>,
@@ -150,8 +154,8 @@ impl Writer {
         writer
     }
 
-    /// Writes and syncs the queue, as far as there are segments for it. `synced` receives the facts about
-    /// data that became durable, even if an error is returned.
+    /// Writes and syncs the queued batches and releases, as far as there are segments for them. What became
+    /// durable is added to `synced`, even if an error is returned.
     pub fn commit(
         &mut self,
         queue: &mut VecDeque<Request>,
@@ -160,8 +164,8 @@ impl Writer {
     ) -> Result<Progress, Fatal> {
         let mut progress = self.place_all(queue, releases, synced)?;
         self.flush(synced)?;
-        // A release that was just recorded may free the missing space, but the next segment is not prepared
-        // yet.
+        // If requests or releases are left, report `Starved`, even if a release that was just recorded has
+        // freed the missing space: the next segment must be prepared first.
         if !queue.is_empty() || !releases.is_empty() {
             progress = Progress::Starved;
         }
@@ -190,8 +194,9 @@ impl Writer {
             self.write.effects.push(Effect::Released(seq));
             releases.pop_front();
         }
-        // Only the newest hard state is written, after all other records. Until it is placed, the batches
-        // that contain hard states are not complete.
+        // Of all hard states in the queue only the newest is written, after all other records. If there is no
+        // space for it, only the batches before the first one with a hard state are complete. `ticket_held`
+        // is the ticket of the last of these, and is reported as durable in that case.
         let mut hard_state = None;
         let mut ticket_done = synced.ticket;
         let mut ticket_held = None;
@@ -223,11 +228,12 @@ impl Writer {
         Ok(if starved { Progress::Starved } else { Progress::All })
     }
 
-    /// Places all records of a request except its hard state. Returns false if there was not enough space.
+    /// Places all records of a request except its hard state. Returns false if a segment was missing; the
+    /// records that were placed are then removed from the request.
     fn place_request(&mut self, request: &mut Request, synced: &mut Synced) -> Result<bool, Fatal> {
         if let Some(reset) = request.reset {
-            // A Reset may use the space that is kept for hard states: a hard state always comes with it, and
-            // it makes entries void, which frees space.
+            // A Reset may use the space that is kept for hard states, because it has to be written on a full
+            // disk, too: it makes all entries void, so that their segments can be released.
             if !self.make_room(0, RELEASE_TAIL_BYTES, synced)? {
                 return Ok(false);
             }
@@ -261,7 +267,8 @@ impl Writer {
         Ok(true)
     }
 
-    /// Adds a record to the write and returns its offset. The caller has checked that the record fits.
+    /// Adds a record to the write and returns its offset in the segment. The payload is `head` followed by
+    /// `tail`. The caller has checked that the record fits.
     fn place(&mut self, kind: Kind, entry_type: u8, term: u64, index: u64, head: &[u8], tail: Bytes) -> u32 {
         let offset = self.write.end;
         let header = RecordHeader { kind, entry_type, batch_start: self.write.start, term, index };
@@ -283,20 +290,21 @@ impl Writer {
         offset
     }
 
-    /// Ensures that the segment in use has space for a record with a payload of this length, and `tail`
-    /// further bytes after it. Returns false if that requires a segment that is not ready.
+    /// Ensures that the segment in use has space for a record with a payload of this length, and for `tail`
+    /// further bytes after the record. Changes to the next segment if necessary. Returns false if that
+    /// segment is not ready, or if the file cannot be enlarged for a record larger than a segment.
     fn make_room(&mut self, payload: usize, tail: u64, synced: &mut Synced) -> Result<bool, Fatal> {
         assert!(payload < PAYLOAD_BYTES_MAX + VALUE_HEAD_BYTES, "checked when it was appended");
         let need = padded(payload) as u64 + tail;
-        // A segment of version 1, for which clients could forge records, is left as soon as another segment
-        // is ready. On a full disk it stays in use.
+        // Clients could forge records of a segment of format version 1. So such a segment is replaced as soon
+        // as another segment is ready, even if it is not full. On a full disk it stays in use.
         let leave = |active: &Segment| active.guessable && self.preparation.ready();
         if let Some(active) = self.active.as_ref().filter(|active| !leave(active)) {
             if u64::from(self.write.end) + need <= active.capacity.load(Ordering::Relaxed) {
                 return Ok(true);
             }
-            // A record larger than a segment enlarges an empty segment. A change to the next segment would
-            // only leave an empty one behind.
+            // If the segment is still empty, the record is larger than a whole segment. Enlarge the file of
+            // this segment: the next segment would be too small, too.
             if self.is_fresh() {
                 return Ok(self.grow(need));
             }
@@ -319,14 +327,15 @@ impl Writer {
         u64::from(self.write.end) <= start
     }
 
-    /// Enlarges the file of the segment in use. Returns false if there is no space for that, which is not
-    /// fatal.
+    /// Enlarges the file of the segment in use, so that `need` bytes fit after the records that are placed.
+    /// Returns false if there is no space for that, which is not fatal.
     fn grow(&mut self, need: u64) -> bool {
         let Some(active) = &self.active else { return false };
         let capacity = active.capacity.load(Ordering::Relaxed);
         let wanted = u64::from(self.write.end) + need;
         assert!(wanted < u64::from(u32::MAX), "a segment's offsets have 32 bits");
-        // On a full disk the reserve is removed to make space for a record that is larger than a segment.
+        // On a full disk the spare files, including the reserve, are removed one after the other to make
+        // space.
         let disk = &*self.shared.disk;
         while reserve(disk, &active.path, &*active.file, capacity, wanted - capacity).is_err() {
             if !self.preparation.give_up_spare() {
@@ -382,8 +391,8 @@ impl Writer {
         self.place(Kind::Start, 0, self.last_term.0, self.next_index.0, &payload, Bytes::new());
     }
 
-    /// Writes and syncs the placed records. Any error is fatal, because it is then unknown what is on the
-    /// disk.
+    /// Writes and syncs the placed records. Any error is fatal, because it is then unknown which data is on
+    /// the disk.
     fn flush(&mut self, synced: &mut Synced) -> Result<(), Fatal> {
         let Some(active) = self.active.clone() else { return Ok(()) };
         if self.write.pieces.is_empty() {
@@ -430,10 +439,10 @@ impl Writer {
         Ok(())
     }
 
-    /// Returns the number of zeros to write after this write, so that later writes overwrite blocks that were
-    /// already written. Measured for writes of 1 KiB: a sync of blocks that are only reserved takes 140 us of
-    /// processor time and waits for the journal of the file system; a sync of blocks written before takes 62
-    /// us.
+    /// Returns the number of zeros to write after this write. Later writes then overwrite blocks that were
+    /// written before, and their syncs are faster. Measured for writes of 1 KiB: a sync of blocks that are
+    /// only reserved takes 140 us of processor time and waits for the journal of the file system; a sync of
+    /// blocks written before takes 62 us.
     fn zeros_ahead(&self, capacity: u64) -> usize {
         let end = u64::from(self.write.end) + END_BYTES as u64;
         if self.typical_bytes >= LARGE_WRITE_BYTES || end <= self.filled || end >= capacity {

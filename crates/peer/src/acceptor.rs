@@ -6,7 +6,7 @@ use transport::{ListenerSocket, Stream};
 
 use crate::options::Listener;
 
-/// Listener that is registered in the event loop of the peer thread.
+/// Listener for other members, registered in the event loop of the peer thread.
 #[derive(Debug)]
 pub(crate) struct Acceptor {
     listener: transport::Listener,
@@ -19,7 +19,7 @@ impl Acceptor {
     ///
     /// # Errors
     ///
-    /// Returns an error if the operating system refuses the socket, or for a Unix socket with TLS.
+    /// Returns an error if the socket cannot be registered, or if TLS is configured for a Unix socket.
     pub(crate) fn new(listener: Listener) -> io::Result<Acceptor> {
         let Listener { socket, tls } = listener;
         if matches!(socket, ListenerSocket::Unix(_)) && tls.is_some() {
@@ -29,7 +29,8 @@ impl Acceptor {
         Ok(Acceptor { listener: transport::Listener::new(socket)?, tls })
     }
 
-    /// Returns the next connection and the address of its client; `None` for a Unix socket.
+    /// Waits for the next connection. Returns its socket and the address of its client, which is `None` for a
+    /// Unix socket.
     pub(crate) async fn accept(&self) -> io::Result<(Stream, Option<SocketAddr>)> {
         self.listener.accept().await
     }

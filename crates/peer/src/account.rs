@@ -1,5 +1,6 @@
-//! State of a peer that all threads use: [`Account`] bounds the messages queued for the peer by number and
-//! bytes, and records whether the peer is active. The account does not contain the queues.
+//! Keeps the state of a peer that several threads use: [`Account`] bounds the number and the bytes of the
+//! messages queued for the peer, and records whether the peer is active. The account does not contain the
+//! queues.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 use std::sync::{Mutex, PoisonError};
@@ -11,11 +12,11 @@ use crate::figures::{Counters, PeerFigures};
 use crate::identity;
 use crate::options::{QUEUED_APP_BYTES_MAX, QUEUED_MESSAGES_MAX, QUEUED_OTHER_BYTES_MAX};
 
-/// Memory of a message besides its content, in bytes.
+/// Memory in bytes that a message takes in addition to its content.
 const MESSAGE_OVERHEAD_BYTES: usize = size_of::<Message>();
 const ENTRY_OVERHEAD_BYTES: usize = size_of::<api::raftpb::Entry>();
 
-/// Limit on queued messages, with its current use.
+/// Limits for the queued messages of one kind, and how much of the limits is used.
 #[derive(Debug)]
 pub(crate) struct Allowance {
     messages: AtomicUsize,
@@ -28,11 +29,11 @@ impl Allowance {
         Allowance { messages: AtomicUsize::new(0), bytes: AtomicUsize::new(0), bytes_max }
     }
 
-    /// Reserves space for a message in the limits. Only callers that hold the inbox's lock reserve, so the
-    /// limit is exact.
+    /// Counts a message with this many bytes against the limits. Returns false if it exceeds them. All
+    /// callers hold the lock of the inbox, so the limits are exact although check and update are separate.
     fn take(&self, bytes: usize) -> bool {
-        // A message larger than the limit is accepted if no other message is queued; otherwise it could never
-        // be sent.
+        // If no other message is queued, a message larger than the limit is accepted, because it could never
+        // be sent otherwise.
         let waiting = self.messages.load(Ordering::Acquire);
         if waiting >= QUEUED_MESSAGES_MAX
             || (waiting > 0 && self.bytes.load(Ordering::Relaxed) + bytes > self.bytes_max)
@@ -50,19 +51,20 @@ impl Allowance {
     }
 }
 
-/// State of one peer that every thread may read: use of its queues, activity, counters.
+/// State of one peer that every thread may read: bytes and number of its queued messages, its activity, and
+/// its counters.
 #[derive(Debug)]
 pub(crate) struct Account {
     pub(crate) id: u64,
     pub(crate) counters: Counters,
-    /// True if messages to the peer are accepted: the peer is a member, or an unknown sender that can be
-    /// answered.
+    /// True if messages to the peer are accepted, because it is a member, or a sender that is not known as a
+    /// member but whose URLs are known.
     pub(crate) reachable: AtomicBool,
     /// True if the peer is a member.
     pub(crate) is_member: AtomicBool,
     active_since: Mutex<Option<Instant>>,
-    /// Last release that the peer announced: the major number in the upper 32 bits, the minor number in the
-    /// lower; 0 if none.
+    /// Version that the peer announced last: the major number in the upper 32 bits, the minor number in the
+    /// lower; 0 if it has announced none.
     release: AtomicU64,
     apps: Allowance,
     others: Allowance,
@@ -82,13 +84,14 @@ impl Account {
         }
     }
 
-    /// Returns the last release that the peer announced; `None` if it announced none.
+    /// Returns the major and minor number of the version that the peer announced last; `None` if it has
+    /// announced none.
     pub(crate) fn release(&self) -> Option<(u32, u32)> {
         let release = self.release.load(Ordering::Relaxed);
         (release != 0).then_some(((release >> 32) as u32, release as u32))
     }
 
-    /// Records the release from the headers of a request or answer of the peer.
+    /// Records the version in the headers of a request or an answer of the peer, if they contain one.
     pub(crate) fn note_release(&self, headers: &http::HeaderMap) {
         if let Some((major, minor)) = identity::release(headers) {
             self.release.store(u64::from(major) << 32 | u64::from(minor), Ordering::Relaxed);
@@ -99,12 +102,13 @@ impl Account {
         if is_app { &self.apps } else { &self.others }
     }
 
-    /// Reserves space for a message in the limits of its kind. Returns false if the message does not fit.
+    /// Counts a message against the limits of its kind before it is queued. Returns false if it exceeds them;
+    /// it must then be dropped.
     pub(crate) fn take(&self, message: &Message) -> bool {
         self.allowance(is_app(message)).take(weight(message))
     }
 
-    /// Releases the space of a message that left its queue.
+    /// No longer counts a message against the limits, because it has left its queue.
     pub(crate) fn give_back(&self, message: &Message) {
         self.allowance(is_app(message)).give_back(1, weight(message));
     }
@@ -145,12 +149,12 @@ impl Account {
     }
 }
 
-/// Returns true if a message belongs on the separate stream for MsgApp.
+/// Returns true if a message is a MsgApp, for which there is a separate stream.
 pub(crate) fn is_app(message: &Message) -> bool {
     message.r#type == Some(MessageType::MsgApp as i32)
 }
 
-/// Returns the memory of a message in bytes.
+/// Returns the approximate memory that a message takes, in bytes.
 pub fn weight(message: &Message) -> usize {
     let entry = |entry: &api::raftpb::Entry| entry.data.as_ref().map_or(0, |data| data.len());
     let context = message.context.as_ref().map_or(0, |context| context.len());

@@ -10,9 +10,10 @@ use crate::stream_writer::StreamWriter;
 
 /// Body of an answer to another member.
 pub(crate) enum AnswerBody {
-    /// Body that is complete from the start.
+    /// A body that is completely known in advance; `None` once it was sent.
     Whole(Option<Segments>),
-    /// A raft stream, which ends when its connection ends or another stream replaces it.
+    /// Messages of a stream that the other member has dialed. The body ends when the connection ends or
+    /// another stream replaces this one.
     Stream(StreamWriter),
 }
 

@@ -1,4 +1,4 @@
-//! Answers to requests of other members, with etcd's statuses and texts.
+//! Creates answers to requests of other members, with etcd's statuses and messages.
 
 use api::raftpb::Message;
 use http::header::{ALLOW, CONTENT_TYPE, HeaderName, HeaderValue};
@@ -9,20 +9,20 @@ use crate::identity::CLUSTER_ID;
 use crate::local_member::LocalMember;
 use crate::pipeline;
 
-/// Adds the header with this member's cluster id.
+/// Adds the header with this member's cluster id to an answer.
 pub(crate) fn stamp(local: &LocalMember, mut response: Response<AnswerBody>) -> Response<AnswerBody> {
     response.headers_mut().insert(CLUSTER_ID, local.identity.cluster_hex.clone());
     response
 }
 
-/// Refuses a method other than `allowed`.
+/// Creates the answer to a request whose HTTP method is not `allowed`.
 pub(crate) fn wrong_method(allowed: &'static str) -> Response<AnswerBody> {
     let mut refusal = refuse(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed");
     refusal.headers_mut().insert(ALLOW, HeaderValue::from_static(allowed));
     refusal
 }
 
-/// Creates a refusal in the format of Go's `http.Error`.
+/// Creates an answer that refuses a request, in the format of Go's `http.Error`.
 pub(crate) fn refuse(status: StatusCode, text: &str) -> Response<AnswerBody> {
     let mut refusal = plain(status, format!("{text}\n"));
     let nosniff = HeaderName::from_static("x-content-type-options");
@@ -39,7 +39,8 @@ pub(crate) fn plain(status: StatusCode, text: String) -> Response<AnswerBody> {
     response
 }
 
-/// Refuses a message from a removed member, or one that is addressed to another member.
+/// Returns the answer that refuses a message, if its sender was removed from the cluster or if it is
+/// addressed to another member. `misdirected` is etcd's message for the second case.
 pub(crate) fn check_sender(
     local: &LocalMember,
     message: &Message,

@@ -4,14 +4,16 @@ use crate::frame_buffer::FrameBuffer;
 
 /// Frame type of a link heartbeat.
 pub(crate) const LINK_HEARTBEAT: u8 = 0;
-/// Frame type of entries that directly follow those sent before, in the known term.
+/// Frame type of a MsgApp that is sent in short form: its entries directly follow those sent before, in the
+/// same term.
 pub(crate) const APP_ENTRIES: u8 = 1;
 /// Frame type of a whole message.
 pub(crate) const APP: u8 = 2;
 
-/// Encodes MsgApp as `msgappv2` does: fields that the reader can derive from earlier frames are left out.
+/// Encodes MsgApp messages for etcd's `msgappv2` streams, which omit fields that the reader can derive from
+/// earlier frames.
 ///
-/// Both ends track the same state per connection: the raft term, and the log index of the last entry sent.
+/// For this purpose both ends of a stream track the raft term and the log index of the last entry sent.
 #[derive(Debug, Default)]
 pub(crate) struct AppEncoder {
     term: u64,
@@ -26,8 +28,8 @@ impl AppEncoder {
     pub(crate) fn encode(&mut self, message: Message, into: &mut FrameBuffer) {
         let (term, index) = (message.term.unwrap_or(0), message.index.unwrap_or(0));
         let follows = self.index == index && self.term == message.log_term.unwrap_or(0) && self.term == term;
-        // The short form cannot carry other fields. A MsgApp has none today; if one has, the whole message is
-        // sent, so that no field is lost.
+        // The short form has no space for further fields. raft sets none of them in a MsgApp. But if one is
+        // set, the whole message is sent, so that the field is not lost.
         let is_plain =
             message.context.is_none() && message.responses.is_empty() && message.snapshot.is_none();
         if follows && is_plain {

@@ -16,13 +16,13 @@ use crate::error::ExchangeError;
 use crate::options::{ANSWER_BYTES_MAX, DIAL_TIMEOUT, IDLE_CONNECTIONS_MAX, IDLE_MAX};
 use crate::request_body::RequestBody;
 
-/// Sends single requests over connections that are kept for a while. Must be used within a `LocalSet`.
+/// Sends single requests to members, and keeps idle connections for reuse. Must be used within a `LocalSet`.
 pub(crate) struct Client {
     pub(crate) dialer: Dialer,
     idle: RefCell<HashMap<Endpoint, Rc<IdleLinks<RequestBody>>>>,
 }
 
-/// Connection for one request at a time.
+/// Connection that carries one request at a time.
 pub(crate) type Link = http1::Link<RequestBody>;
 
 impl Client {
@@ -30,7 +30,8 @@ impl Client {
         Client { dialer, idle: RefCell::default() }
     }
 
-    /// Sends a request whose URI is a path, and returns the whole answer, whatever its status.
+    /// Sends a request, whose URI is a path, and returns the complete answer. An answer with any HTTP status
+    /// is returned as `Ok`.
     pub(crate) async fn exchange(
         &self,
         endpoint: &Endpoint,
@@ -95,7 +96,7 @@ pub(crate) fn name_host<B>(request: &mut Request<B>, endpoint: &Endpoint) -> Res
     Ok(())
 }
 
-/// Opens a connection.
+/// Opens a connection to a member, for requests.
 pub(crate) async fn dial(
     dialer: &Dialer,
     endpoint: &Endpoint,

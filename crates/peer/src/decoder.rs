@@ -1,6 +1,7 @@
-//! Decodes the frames of a stream from pieces that may end anywhere: [`Decoder`], for streams of whole
-//! messages and for `msgappv2`. Memory is allocated as bytes arrive, whatever a length field says. The
-//! decoder does not validate messages.
+//! Decodes the frames of a stream into messages: [`Decoder`], for streams of whole messages and for etcd's
+//! `msgappv2`. The bytes of the stream are passed in chunks that may end anywhere. Memory is allocated as
+//! bytes arrive: a large length field alone allocates at most 1 MiB. The decoder does not validate the
+//! messages.
 
 use std::fmt;
 
@@ -11,20 +12,20 @@ use prost::Message as _;
 use crate::app_encoder::{APP, APP_ENTRIES, LINK_HEARTBEAT};
 use crate::options::FRAME_BYTES_MAX;
 
-/// Maximum number of bytes allocated for data that has not arrived yet.
+/// Maximum number of bytes that are allocated for a frame before its bytes have arrived.
 const AHEAD_BYTES_MAX: usize = 1 << 20;
-/// Bytes that an entry counts besides its content against the size limit of a frame, since even an empty
-/// entry takes memory.
+/// Number of bytes that every entry counts against the size limit of a frame in addition to its content,
+/// because even an empty entry takes memory.
 const ENTRY_BYTES_MIN: u64 = 64;
 
 /// Reason why a stream cannot be decoded further.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum DecodeError {
-    /// A length exceeds the limit.
+    /// A length field exceeds the limit.
     TooLong,
-    /// Unknown type of frame.
+    /// The frame has a type that this decoder does not know.
     UnknownType(u8),
-    /// A message or entry that cannot be decoded.
+    /// A message or an entry is not valid protobuf.
     Malformed(prost::DecodeError),
 }
 
@@ -40,24 +41,24 @@ impl fmt::Display for DecodeError {
 
 impl std::error::Error for DecodeError {}
 
-/// Joins pieces of a stream, which may end anywhere, into units of known length. A unit that lies within one
-/// piece is not copied.
+/// Divides a stream that arrives in chunks of any length into units, whose lengths the caller knows. A unit
+/// that lies within one chunk is not copied.
 #[derive(Debug, Default)]
 pub(crate) struct Intake {
     piece: Bytes,
-    /// Beginning of a unit that spans pieces.
+    /// Beginning of a unit that continues in the next chunk.
     begun: BytesMut,
 }
 
 impl Intake {
-    /// Sets the next piece. The previous piece must have been used up.
+    /// Sets the next chunk. The units in the previous chunk must have been taken.
     pub(crate) fn feed(&mut self, piece: Bytes) {
         debug_assert!(self.piece.is_empty());
         self.piece = piece;
     }
 
-    /// Takes the next `len` bytes. Returns `None` until they have arrived; repeat the call with the same
-    /// `len` then.
+    /// Takes the next `len` bytes, if they have arrived. If not, returns `None`, and the next call must be
+    /// for the same `len`.
     pub(crate) fn take(&mut self, len: usize) -> Option<Bytes> {
         if self.begun.is_empty() && self.piece.len() >= len {
             return Some(self.piece.split_to(len));
@@ -83,18 +84,18 @@ impl Intake {
         self.take(8).map(|mut bytes| bytes.get_u64())
     }
 
-    /// Returns the bytes after the last unit.
+    /// Returns the bytes of the current chunk that were not taken.
     pub(crate) fn rest(self) -> Bytes {
         self.piece
     }
 }
 
-/// Position in a frame.
+/// Tells which unit of a frame the decoder reads next.
 #[derive(Clone, Copy, Debug)]
 enum Step {
-    /// At the type of a `msgappv2` frame.
+    /// The type of a `msgappv2` frame.
     Type,
-    /// At the length of a whole message.
+    /// The length of a whole message.
     MessageLength,
     Message(usize),
     EntryCount,
@@ -106,18 +107,19 @@ enum Step {
 /// Decoder for the frames of one stream.
 #[derive(Debug)]
 pub(crate) struct Decoder {
-    /// Position at the beginning of every frame.
+    /// Step with which every frame begins.
     first: Step,
     step: Step,
     intake: Intake,
     local: u64,
     remote: u64,
-    /// Raft term that the encoder also tracks; `index` is the log index of the last entry sent.
+    /// Raft term and log index of the last entry received. The encoder tracks the same values, so that frames
+    /// can omit them.
     term: u64,
     index: u64,
     entries_left: u64,
     entries: Vec<Entry>,
-    /// Total size in bytes that the remaining entries of this frame may have.
+    /// Number of bytes that the remaining entries of this frame may have in total.
     room: u64,
     frame_bytes_max: u64,
 }
@@ -149,8 +151,8 @@ impl Decoder {
         }
     }
 
-    /// Decodes a piece of the stream and appends the messages that it completes; link heartbeats are left
-    /// out.
+    /// Decodes the next chunk of the stream, and appends the messages that are complete now to `into`. Link
+    /// heartbeats are left out.
     pub(crate) fn decode(&mut self, piece: Bytes, into: &mut Vec<Message>) -> Result<(), DecodeError> {
         self.intake.feed(piece);
         while let Some(next) = self.advance(into)? {
@@ -159,7 +161,7 @@ impl Decoder {
         Ok(())
     }
 
-    /// Performs one step of the decoding; returns `None` if more bytes are needed for the step.
+    /// Decodes one unit of a frame and returns the next step; `None` if more bytes are needed for this unit.
     fn advance(&mut self, into: &mut Vec<Message>) -> Result<Option<Step>, DecodeError> {
         let next = match self.step {
             Step::Type => match self.intake.take_u8() {
@@ -237,14 +239,15 @@ pub(crate) fn length_within(len: u64, max: u64) -> Result<usize, DecodeError> {
     usize::try_from(len).ok().filter(|_| len <= max).ok_or(DecodeError::TooLong)
 }
 
-/// Returns true for a heartbeat without sender and recipient, which only keeps a stream of messages alive.
+/// Returns true if a message is a link heartbeat: a heartbeat without sender and recipient, which only keeps
+/// a stream of whole messages alive.
 fn is_link_heartbeat(message: &Message) -> bool {
     message.r#type == Some(MessageType::MsgHeartbeat as i32)
         && message.from.unwrap_or(0) == 0
         && message.to.unwrap_or(0) == 0
 }
 
-/// Returns a message that [`is_link_heartbeat`] recognizes.
+/// Returns a link heartbeat, which keeps a stream of whole messages alive.
 pub(crate) fn link_heartbeat() -> Message {
     Message {
         r#type: Some(MessageType::MsgHeartbeat as i32),

@@ -19,7 +19,8 @@ pub(crate) struct Dialer {
     /// TLS settings for `https` URLs.
     tls: Option<ClientTls>,
     pub(crate) sessions: Sessions,
-    /// Handshake thread; `None` if handshakes run on the current thread.
+    /// Handle of the thread that performs TLS handshakes; `None` if they are performed on the thread that
+    /// dials.
     pub(crate) handshakes: Option<Handshakes>,
     /// Local address for connections; `None` if the operating system chooses it.
     local: Option<IpAddr>,
@@ -40,8 +41,8 @@ impl Dialer {
         self.tls.is_some()
     }
 
-    /// Opens a connection. `dial_timeout` limits resolving the host name and connecting the socket; the TLS
-    /// handshake has its own limit.
+    /// Opens a connection. `dial_timeout` limits the time for resolving the host name and connecting the
+    /// socket; the TLS handshake has a separate time limit.
     pub(crate) async fn connect(
         &self,
         endpoint: &Endpoint,
@@ -80,7 +81,8 @@ impl Dialer {
             let socket = match address {
                 SocketAddr::V4(_) if local.is_ipv4() => TcpSocket::new_v4()?,
                 SocketAddr::V6(_) if local.is_ipv6() => TcpSocket::new_v6()?,
-                // An IPv4 address cannot reach an IPv6 address, and vice versa.
+                // Skip an address of the other IP version, which cannot be reached from the configured local
+                // address.
                 _ => continue,
             };
             socket.bind((local, 0).into())?;

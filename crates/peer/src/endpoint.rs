@@ -5,7 +5,7 @@ use http::Uri;
 
 use crate::error::{UrlError, UrlFault};
 
-/// Address of a member, parsed from a peer URL.
+/// Address of a member with the way to connect to it, parsed from a peer URL.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub(crate) struct Endpoint {
     pub(crate) address: Address,
@@ -30,11 +30,13 @@ pub(crate) enum Address {
     },
 }
 
-/// `Host` header for requests through a Unix socket; its value is not used.
+/// Value of the `Host` header for requests through a Unix socket. The header is required, but its value has
+/// no meaning there.
 const UNIX_AUTHORITY: &str = "localhost";
 
 impl Endpoint {
-    /// Parses a peer URL: scheme, host and port only; or `unix` and the path of a socket.
+    /// Parses a peer URL. It must consist of scheme, host and port only, or of `unix` and the path of a
+    /// socket.
     pub(crate) fn parse(url: &str) -> Result<Endpoint, UrlError> {
         let refused = |fault| UrlError { url: url.to_owned(), fault };
         if let Ok(socket) = Url::parse(url)
@@ -60,7 +62,8 @@ impl Endpoint {
             return Err(refused(UrlFault::Form("it must not have a path")));
         }
         let host = authority.host().trim_start_matches('[').trim_end_matches(']').to_owned();
-        // An invalid port (empty, or above 65535) is parsed as no port, so its presence is checked
+        // `port_u16` returns `None` both without a port and for an invalid one (empty, or above 65535). So
+        // that an invalid port does not become the default port, the presence of a port is checked
         // separately.
         let says_port = authority.as_str().len() > authority.host().len();
         let default = if is_tls { 443 } else { 80 };
@@ -78,7 +81,8 @@ impl Endpoint {
         })
     }
 
-    /// Parses a peer URL that is to be dialed; `has_tls` is true if this member can dial `https`.
+    /// Parses a peer URL that this member will connect to. `has_tls` is true if this member can connect to
+    /// `https` URLs.
     pub(crate) fn dialable(url: &str, has_tls: bool) -> Result<Endpoint, UrlError> {
         let endpoint = Endpoint::parse(url)?;
         if endpoint.is_tls && !has_tls {
@@ -88,8 +92,8 @@ impl Endpoint {
     }
 }
 
-/// Checks that a URL is a peer URL: `http` or `https`, a host and a port only; or `unix` and the path of a
-/// socket.
+/// Checks that a URL is a peer URL. It must consist of `http` or `https`, a host and a port only, or of
+/// `unix` and the path of a socket.
 ///
 /// # Errors
 ///
@@ -98,7 +102,7 @@ pub fn check_url(url: &str) -> Result<(), UrlError> {
     Endpoint::parse(url).map(|_| ())
 }
 
-/// URLs of one peer, and the one currently in use.
+/// Endpoints of one peer, and the one that is used for the next connection.
 #[derive(Debug, Default)]
 pub(crate) struct Endpoints {
     all: Vec<Endpoint>,
@@ -106,7 +110,7 @@ pub(crate) struct Endpoints {
 }
 
 impl Endpoints {
-    /// Parses the URLs. Returns the usable ones, and errors for the others.
+    /// Parses the URLs. Returns the endpoints of those that can be used, and an error for each of the others.
     pub(crate) fn parse(urls: &[String], has_tls: bool) -> (Endpoints, Vec<UrlError>) {
         let mut complaints = Vec::new();
         let mut all = Vec::new();
@@ -123,7 +127,8 @@ impl Endpoints {
         self.all.get(self.picked).cloned()
     }
 
-    /// Notes that an endpoint did not answer, so that the next endpoint is tried next time.
+    /// Records that an endpoint did not answer. If it is the current one, the next endpoint becomes the
+    /// current one.
     pub(crate) fn unreachable(&mut self, endpoint: &Endpoint) {
         if self.all.get(self.picked) == Some(endpoint) {
             self.picked = (self.picked + 1) % self.all.len();

@@ -1,4 +1,4 @@
-//! Errors of communication between members, with texts for the operator.
+//! Defines the errors of communication between members, with messages for the operator.
 
 use std::error::Error;
 use std::fmt;
@@ -9,7 +9,8 @@ use http::StatusCode;
 use http::header::InvalidHeaderValue;
 use http::uri::InvalidUri;
 
-/// Error of an implementation of [`crate::Handler`] or [`crate::SnapshotSource`]; only its text is used here.
+/// Error of an implementation of [`crate::Handler`] or [`crate::SnapshotSource`]; only its message is used
+/// here.
 pub type BoxError = Box<dyn Error + Send + Sync>;
 
 /// Error for a peer URL that cannot be used.
@@ -21,14 +22,14 @@ pub struct UrlError {
     pub fault: UrlFault,
 }
 
-/// Reason for which a peer URL is refused.
+/// Reason why a peer URL is refused.
 #[derive(Debug)]
 pub enum UrlFault {
-    /// The text is not a URI.
+    /// The string is not a URI.
     Syntax(InvalidUri),
-    /// The URL requires TLS, and this member has no settings for it.
+    /// The URL requires TLS, but this member has no TLS settings for connections to other members.
     Tls,
-    /// The URI is not a peer URL; the text states the violated rule.
+    /// The URI is not a peer URL. Contains the rule that the URI violates.
     Form(&'static str),
 }
 
@@ -52,7 +53,7 @@ impl Error for UrlError {
     }
 }
 
-/// Error: none of the peer URLs of a member can be used.
+/// Error returned when none of the peer URLs of a member can be used.
 #[derive(Debug)]
 pub(crate) struct NoUrl {
     pub(crate) member_id: u64,
@@ -66,7 +67,7 @@ impl fmt::Display for NoUrl {
 
 impl Error for NoUrl {}
 
-/// Reason why a request to a member or URL has no answer.
+/// Reason why a request to a member or to a URL was not answered.
 #[derive(Debug)]
 pub enum RequestError {
     /// The URL cannot be used.
@@ -79,12 +80,12 @@ pub enum RequestError {
     Request(http::Error),
     /// The connection failed, or no complete answer arrived in time.
     Failed {
-        /// URL, or member id and address.
+        /// Recipient of the request: a URL, or a member's id and address.
         to: String,
-        /// Error of the exchange.
+        /// Reason why the recipient did not answer.
         error: ExchangeError,
     },
-    /// Too many requests are in flight.
+    /// Too many requests of this member are in flight.
     TooMany,
     /// This member is stopping.
     Stopping,
@@ -184,7 +185,7 @@ impl Error for ExchangeError {
     }
 }
 
-/// Formats an error of hyper with its cause, which contains the actual reason.
+/// Formats an error of hyper together with its cause, because only the cause says what went wrong.
 pub(crate) fn http_text(error: &hyper::Error) -> String {
     match error.source() {
         Some(cause) => format!("{error}: {cause}"),
@@ -199,13 +200,14 @@ pub(crate) enum PostError {
     NoUrl(NoUrl),
     /// The exchange failed.
     Exchange(ExchangeError),
-    /// The peer refused a message; contains status and text.
+    /// The peer refused a message. Contains the status and the body of its answer.
     Message(StatusCode, String),
-    /// The peer refused a snapshot; contains status and text.
+    /// The peer refused a snapshot, or the request that precedes it, for the data that the peer already has.
+    /// Contains the status and the body of the peer's answer.
     Snapshot(StatusCode, String),
     /// The peer was removed or replaced before the snapshot could be sent.
     Left { member_id: u64 },
-    /// The receiver did not answer the question which data it already has.
+    /// The receiver did not answer the request for the data that it already has, which precedes a snapshot.
     Asking(RequestError),
     /// No member had the receiver's id when the snapshot was to be sent.
     Unknown,
@@ -213,8 +215,8 @@ pub(crate) enum PostError {
     Stopping,
     /// The snapshot could not be opened.
     Source(BoxError),
-    /// Reading the snapshot failed at its source; contains the error's text. The error itself went to the
-    /// connection.
+    /// This member failed to read the snapshot. Contains the message of the error; the error itself was
+    /// passed to the connection, which it ends.
     BrokenOff(String),
 }
 

@@ -1,5 +1,5 @@
-//! [`FairStream`]: a connection that yields to other connections, and whose writes fail when the other end
-//! accepts no bytes for too long.
+//! Wraps the socket of a connection between members, so that a busy connection does not delay the others, and
+//! a connection whose other end accepts no bytes ends: [`FairStream`].
 
 use std::future::Future;
 use std::io::{self, IoSlice};
@@ -11,22 +11,23 @@ use std::time::Duration;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use transport::{Detached, Stream, end_turn};
 
-/// Number of bytes in one direction of one connection after which other connections have their turn. Without
-/// this limit, raft's heartbeats would wait until a long queue of another connection is sent.
+/// Number of bytes that one connection reads or writes before the other connections may proceed. Without this
+/// limit, raft's heartbeats to other members would wait while the long queue of one connection is sent.
 pub(crate) const TURN_BYTES: usize = 512 * 1024;
 
-/// Interval of TCP keepalive probes, as in etcd.
+/// Time without data after which the kernel sends TCP keepalive probes; the same as in etcd.
 const KEEPALIVE: Duration = Duration::from_secs(30);
 
-/// A connection. Reads and writes are pending after [`TURN_BYTES`], so that other connections have their
-/// turn. A write fails if the kernel accepts no bytes within the write timeout.
+/// Socket of a connection between members. After [`TURN_BYTES`] in one direction a read or write is pending
+/// once, so that other connections may proceed. A write fails if the kernel accepts no bytes within the write
+/// timeout.
 #[derive(Debug)]
 pub(crate) struct FairStream {
     stream: Stream,
     write_timeout: Duration,
-    /// Write timeout; set while a write waits for the kernel.
+    /// Timer of the write timeout; `None` unless a write waits for the kernel.
     stalled: Option<Pin<Box<tokio::time::Sleep>>>,
-    /// Bytes read since the connection last had to wait; the next field counts the bytes written.
+    /// Bytes that were read since a read was last pending; `written_bytes` is the same for writes.
     read_bytes: usize,
     written_bytes: usize,
 }
@@ -37,15 +38,15 @@ impl FairStream {
             stream.set_nodelay(true)?;
             let socket = socket2::SockRef::from(stream);
             socket.set_tcp_keepalive(&socket2::TcpKeepalive::new().with_time(KEEPALIVE))?;
-            // Without this option, the kernel would accept bytes for a host that has vanished for many
-            // minutes.
+            // Limit the time for which the kernel waits for an acknowledgement of sent bytes. By default, it
+            // would continue to accept bytes for many minutes after the other host has vanished.
             #[cfg(target_os = "linux")]
             socket.set_tcp_user_timeout(Some(write_timeout))?;
         }
         Ok(FairStream { stream, write_timeout, stalled: None, read_bytes: 0, written_bytes: 0 })
     }
 
-    /// Removes the connection from its runtime, so that another runtime can register it.
+    /// Removes the socket from the event loop of this thread, so that another thread can register it.
     pub(crate) fn detach(self) -> io::Result<Detached> {
         self.stream.detach()
     }
@@ -55,7 +56,7 @@ impl FairStream {
         self.stream.peer_address().map(|address| address.ip().to_canonical())
     }
 
-    /// Counts additional cost of the last read, as if `bytes` more bytes had been read.
+    /// Counts `bytes` more bytes as read, for data that is more expensive to process than its size says.
     pub(crate) fn count_as_read(&mut self, bytes: usize) {
         self.read_bytes += bytes;
     }

@@ -4,13 +4,13 @@ use bytes::Bytes;
 
 use crate::error::{ExchangeError, RequestError};
 
-/// Sends one request to the server at `url` (such as `http://10.0.0.1:2380`) and waits for the answer; for
-/// use before [`crate::Peers`] is started. The URI of `request` is a path and query. Any status is a
-/// successful answer. `tls` is required for `https` URLs. Blocks.
+/// Sends one request to the server at `url` (such as `http://10.0.0.1:2380`) and blocks until the answer
+/// arrives. For use before [`crate::Peers`] is started. The URI of `request` is a path and query. An answer
+/// with any HTTP status is returned as `Ok`. `tls` is required for `https` URLs.
 ///
 /// # Errors
 ///
-/// Returns an error, which names the URL, if no answer arrives in time or the URL cannot be used.
+/// Returns an error that contains the URL if no answer arrives in time, or if the URL cannot be used.
 pub fn fetch(
     url: &str,
     request: http::Request<Bytes>,
@@ -27,7 +27,7 @@ pub fn fetch(
     let local = tokio::task::LocalSet::new();
     let answer = local.block_on(&runtime, client.exchange(&endpoint, request, timeout));
     drop((client, local));
-    // A pending name look-up does not delay the return.
+    // End the runtime without waiting for a blocked name look-up, so that it does not delay the return.
     runtime.shutdown_background();
     answer.map_err(failed)
 }

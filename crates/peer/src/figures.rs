@@ -1,23 +1,25 @@
-//! Counters for etcd's network metrics: [`Figures`] is a copy of the counters of all peers; [`Counters`]
-//! contains the live counters of one peer, which all threads update. The names of the metrics are in
-//! `telemetry`.
+//! Counts messages, snapshots and round trips for etcd's network metrics. [`Counters`] contains the live
+//! counters of one peer, which several threads update; [`Figures`] is a copy of the counters of all peers at
+//! one time. The names of the metrics are in `telemetry`.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
-/// Number of buckets for round trips: from 0.1 ms, doubling.
+/// Number of buckets for round trip times. The first bound is 0.1 ms, each further bound is twice the
+/// previous one.
 const ROUND_TRIP_BUCKETS: usize = 16;
-/// Number of buckets for durations of snapshots: from 0.1 s, doubling.
+/// Number of buckets for durations of snapshots. The first bound is 0.1 s, each further bound is twice the
+/// previous one.
 const SNAPSHOT_BUCKETS: usize = 10;
 
 /// Counters for etcd's network metrics.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Figures {
-    /// Counters by peer id. Members that were removed stay in the map, because their time series must not
-    /// disappear.
+    /// Counters by peer id. Members that were removed from the cluster stay in the map, so that their time
+    /// series do not disappear.
     pub peers: BTreeMap<u64, PeerFigures>,
-    /// Number of snapshots refused before their sender was known.
+    /// Number of received snapshots that were refused because their sender is unknown.
     pub unknown_snapshot_failures: u64,
 }
 
@@ -53,15 +55,15 @@ pub struct PeerFigures {
 /// Counters for snapshots of one direction.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct SnapshotFigures {
-    /// Number of snapshots delivered completely.
+    /// Number of snapshots that were transferred completely and accepted.
     pub successes: u64,
     /// Number of snapshots that were cut off or refused.
     pub failures: u64,
-    /// Number of snapshots in flight.
+    /// Number of snapshots that are being transferred now.
     pub in_flight: u64,
-    /// Bytes of all snapshots, including those cut off.
+    /// Bytes of all snapshots, including incomplete ones.
     pub bytes: u64,
-    /// Durations of delivered snapshots, in seconds.
+    /// Durations of the snapshots that were accepted, in seconds.
     pub seconds: Histogram,
 }
 
@@ -77,7 +79,7 @@ pub struct Histogram {
     pub count: u64,
 }
 
-/// Live histogram.
+/// Histogram of durations that several threads update.
 #[derive(Debug)]
 pub(crate) struct Samples<const N: usize> {
     first: f64,
@@ -169,7 +171,8 @@ impl SnapshotCounters {
         self.in_flight.add(1);
     }
 
-    /// Counts the end of a snapshot; `took` is its duration if it was delivered.
+    /// Counts the end of a snapshot. `took` is its duration if the snapshot was accepted, `None` if it
+    /// failed.
     pub(crate) fn end(&self, took: Option<Duration>) {
         self.in_flight.sub(1);
         match took {
@@ -219,7 +222,8 @@ impl Counters {
         }
     }
 
-    /// Returns the counters; fields that only the owner of the counters knows have default values.
+    /// Returns a copy of the counters. The account of the peer fills in the other fields, such as `known` and
+    /// `active`, which have default values here.
     pub(crate) fn figures(&self) -> PeerFigures {
         PeerFigures {
             disconnected: self.disconnected.get(),

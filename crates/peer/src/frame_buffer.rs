@@ -1,6 +1,6 @@
-//! Writes frames without copying large entries: [`FrameBuffer`] gathers small parts and references large
-//! data; [`Segments`] is the result, sent with one vectored write. This module knows the framing of messages,
-//! but does not decide when they are sent.
+//! Encodes messages into frames without copying the data of large entries: [`FrameBuffer`] copies small parts
+//! together and only references large data. The result, [`Segments`], is sent with vectored writes. This
+//! module knows the framing of messages, but does not decide when they are sent.
 
 use std::collections::VecDeque;
 use std::io::IoSlice;
@@ -10,15 +10,15 @@ use api::wire::{bytes_tag, put_varint};
 use bytes::{Buf, BufMut, Bytes, BytesMut};
 use prost::Message as _;
 
-/// Size in bytes from which the data of an entry is referenced instead of copied into the frame.
+/// Minimum size in bytes of an entry's data that is referenced and not copied into the frame.
 const SHARED_BYTES_MIN: usize = 4096;
-/// Step in bytes by which the buffer for small parts grows.
+/// Minimum number of bytes by which the buffer for small parts grows.
 const GROWTH_BYTES: usize = 16 * 1024;
 
 const ENTRY_DATA_TAG: u8 = bytes_tag(4);
 const MESSAGE_ENTRIES_TAG: u8 = bytes_tag(7);
 
-/// Bytes in several pieces, sent with one vectored write.
+/// Bytes in several buffers, which are sent with vectored writes.
 #[derive(Debug, Default)]
 pub(crate) struct Segments {
     pieces: VecDeque<Bytes>,
@@ -74,7 +74,7 @@ impl Buf for Segments {
     }
 }
 
-/// Gathers frames: small parts are copied together, large data is referenced.
+/// Collects encoded frames. Small parts are copied together, large data is referenced.
 #[derive(Debug, Default)]
 pub(crate) struct FrameBuffer {
     small: BytesMut,
@@ -82,12 +82,12 @@ pub(crate) struct FrameBuffer {
 }
 
 impl FrameBuffer {
-    /// Returns the number of gathered bytes.
+    /// Returns the number of bytes of all frames in the buffer.
     pub(crate) fn len(&self) -> usize {
         self.segments.bytes + self.small.len()
     }
 
-    /// Returns everything gathered, and leaves the buffer empty.
+    /// Returns the frames, and leaves the buffer empty.
     pub(crate) fn take(&mut self) -> Segments {
         self.close();
         std::mem::take(&mut self.segments)
@@ -101,8 +101,8 @@ impl FrameBuffer {
 
     fn room(&mut self, bytes: usize) {
         if self.small.capacity() - self.small.len() < bytes {
-            // Memory is reserved in large steps: frames in flight share one allocation, which can be reused
-            // when all of them are dropped.
+            // Reserve memory in large steps, so that many frames share one allocation, which is reused once
+            // all of these frames were sent.
             self.small.reserve(bytes.max(GROWTH_BYTES));
         }
     }
@@ -112,7 +112,7 @@ impl FrameBuffer {
         self.small.put_u8(value);
     }
 
-    /// Appends a number in the encoding of the framing: 8 bytes, big-endian.
+    /// Appends a number as etcd's framing encodes it: 8 bytes, big-endian.
     pub(crate) fn put_u64(&mut self, value: u64) {
         self.room(8);
         self.small.put_u64(value);
@@ -133,8 +133,9 @@ impl FrameBuffer {
             message.encode_raw(&mut self.small);
             return;
         }
-        // Every encoder writes fields in the order of their numbers. So the fields before the entries come
-        // first, then the entries, then the fields after them.
+        // Encode the message in three parts, in the order of the field numbers, as every encoder does: the
+        // fields before the entries, the entries, whose data may only be referenced, and the fields after
+        // them.
         let entries = std::mem::take(&mut message.entries);
         let before = Message {
             r#type: message.r#type.take(),

@@ -1,4 +1,5 @@
-//! The decoders without threads, listeners and sockets, for fuzzing.
+//! Lets fuzzers call the decoders and the request handling of this crate without threads, listeners and
+//! sockets.
 
 use std::collections::VecDeque;
 use std::io;
@@ -72,16 +73,17 @@ pub fn rewrite_time(text: &str) -> Option<String> {
     calendar::parse_rfc3339(text).map(calendar::format_rfc3339)
 }
 
-/// Number of writes that the connection accepts before it breaks.
+/// Number of writes that a [`Wire`] accepts before it fails.
 const WRITES_MAX: usize = 40;
 
-/// Connection with fixed input pieces; writes are discarded.
+/// Connection whose input is a list of chunks, and which discards what is written.
 struct Wire {
     pieces: VecDeque<Bytes>,
-    /// True once the end of the input was read.
+    /// True once the reader was told that the input has ended.
     ended: bool,
     writes: usize,
-    /// True if the next read returns a piece; every other read is pending.
+    /// True if the last read was allowed to return a chunk. The next one is then pending, so that the code
+    /// under test sees both cases.
     ready: bool,
 }
 
@@ -111,7 +113,8 @@ impl hyper::rt::Read for Wire {
 impl hyper::rt::Write for Wire {
     fn poll_write(mut self: Pin<&mut Self>, _: &mut Context<'_>, bytes: &[u8]) -> Poll<io::Result<usize>> {
         self.writes += 1;
-        // A client that has sent its last bytes reads no more, and no client reads forever.
+        // Writes fail after the end of the input, and after a number of writes, so that a stream of messages
+        // ends, too.
         if self.ended || self.writes > WRITES_MAX {
             return Poll::Ready(Err(io::ErrorKind::BrokenPipe.into()));
         }
@@ -127,8 +130,9 @@ impl hyper::rt::Write for Wire {
     }
 }
 
-/// Serves one connection to a peer listener, with `pieces` as its input. `members` are other members, which
-/// are unreachable. Returns true when the connection has ended, false if it is still open after `patience`.
+/// Serves one connection to a peer listener, on which the client sends `pieces`. `members` are the ids of
+/// other members, which are unreachable. Returns true when the connection has ended; false if it is still
+/// open after `patience`.
 ///
 /// # Errors
 ///

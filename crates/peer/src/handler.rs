@@ -7,39 +7,43 @@ use bytes::Bytes;
 
 use crate::error::BoxError;
 
-/// Receiver of messages and events. Methods are called on the peer thread unless stated otherwise, and must
-/// not block it.
+/// Receives messages and events; implemented by the caller of [`crate::Peers::start`]. The methods are called
+/// on the peer thread and must not block it, unless stated otherwise.
 pub trait Handler: Send + Sync + 'static {
-    /// Takes the messages of one read of a connection, in order, which the method drains from `messages`. All
-    /// of them are addressed to this member, and none is a link heartbeat or a MsgSnap. Nothing else was
-    /// validated, so raft must check them. Messages left in `messages` are dropped and counted as failures.
+    /// Takes messages of one peer, in the order in which they arrived. The method removes from `messages`
+    /// those that it accepts; the rest is dropped and counted as failures. All messages are addressed to this
+    /// member, and none is a link heartbeat or a MsgSnap. Nothing else was validated: the method must check
+    /// the rest.
     fn received(&self, messages: &mut Vec<Message>);
 
-    /// Returns true if this id belonged to a member that was removed and must not return.
+    /// Returns true if this is the id of a member that was removed from the cluster. Its messages are
+    /// refused.
     fn is_removed(&self, id: u64) -> bool;
 
-    /// Called when messages to a member were lost; once per batch of failures.
+    /// Called when messages to a member were lost or may be lost. One call may stand for several messages.
     fn unreachable(&self, id: u64);
 
-    /// Called for every dial that was refused, which means that the host is up and the member's process is
-    /// not.
+    /// Called when the operating system of a member's host refuses a connection. That means that the host is
+    /// up, but the member's process is not.
     fn refused(&self, _id: u64) {}
 
-    /// Called for every connection that TLS rejected.
+    /// Called for every accepted connection whose TLS handshake failed or whose client was not admitted.
     fn rejected(&self) {}
 
     /// Called when sending a snapshot has ended, on the snapshot's own thread or on the peer thread.
     fn snapshot_sent(&self, to: u64, outcome: SnapshotOutcome);
 
-    /// Called once, when a peer reports that this member was removed from the cluster.
+    /// Called when a peer first reports that this member was removed from the cluster. Not called again for
+    /// later reports.
     fn removed(&self);
 
-    /// Receives a snapshot: its MsgSnap, and the bytes that follow it in the given form. Called on a separate
-    /// thread and may block. If the connection breaks, the last item of `body` is an error.
+    /// Receives a snapshot: the MsgSnap, and in `body` the bytes of the snapshot, whose format is `form`.
+    /// Called on a separate thread and may block. If the connection breaks, the last item of `body` is an
+    /// error.
     ///
     /// # Errors
     ///
-    /// Returns an error if the snapshot is refused. Its text is sent to the sender.
+    /// Returns an error if the snapshot is refused. The message of the error is sent to the sender.
     fn receive_snapshot(
         &self,
         message: Message,
@@ -47,13 +51,13 @@ pub trait Handler: Send + Sync + 'static {
         body: &mut dyn Iterator<Item = io::Result<Bytes>>,
     ) -> Result<(), BoxError>;
 
-    /// Returns the size limit in bytes for the body of a request to a path outside of raft. With 0 no body is
-    /// read.
+    /// Returns the size limit in bytes for the body of a request to [`Handler::http`], at most 1 MiB. If it
+    /// is 0, the body is not read.
     fn body_bytes_max(&self, _head: &http::request::Parts) -> usize {
         1 << 20
     }
 
-    /// Answers requests to all paths outside of raft (`/members`, `/version`, ...).
+    /// Answers a request to a path that this crate does not serve itself, such as `/members` or `/version`.
     fn http(
         &self,
         request: http::Request<Bytes>,
@@ -74,7 +78,7 @@ pub enum SnapshotOutcome {
 pub enum SnapshotForm {
     /// Mainstay's own format.
     Own,
-    /// An etcd database file. The snapshot in the message then has data too.
+    /// An etcd database file. In this case the MsgSnap also contains data: an image of etcd's v2 store.
     Etcd,
 }
 
@@ -82,20 +86,20 @@ pub enum SnapshotForm {
 pub struct OpenedSnapshot<'a> {
     /// Format of the bytes.
     pub form: SnapshotForm,
-    /// Data for the snapshot in the message; empty for none.
+    /// Data for the snapshot field of the MsgSnap; empty if the format needs none.
     pub data: Bytes,
     /// Bytes of the snapshot.
     pub pieces: Pieces<'a>,
 }
 
-/// Bytes of a snapshot as consecutive pieces; the source chooses their size (tens of KiB work well).
+/// Bytes of a snapshot as consecutive chunks. The source chooses their size; tens of KiB are recommended.
 pub type Pieces<'a> = Box<dyn Iterator<Item = io::Result<Bytes>> + Send + 'a>;
 
 /// Source of a snapshot's bytes.
 pub trait SnapshotSource: Send {
-    /// Opens the snapshot for a receiver. `receiver` is the body of its answer to `GET /mainstay/snapshot`,
-    /// or `None` if it answered 404, as a member that runs etcd does. Called on a separate thread and may
-    /// block.
+    /// Opens the snapshot for a receiver. `receiver` is the body of the receiver's answer to `GET
+    /// /mainstay/snapshot`. It is `None` if the receiver has answered 404, as a member that runs etcd does.
+    /// Called on a separate thread and may block.
     ///
     /// # Errors
     ///

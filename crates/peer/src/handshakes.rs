@@ -1,6 +1,6 @@
-//! TLS handshakes on a separate thread: [`Handshakes`]. A handshake costs milliseconds of processor time, a
-//! hostile handshake even tens of milliseconds, and meanwhile the peer thread could not send raft's
-//! heartbeats.
+//! Performs TLS handshakes on a separate thread: [`Handshakes`]. A handshake takes milliseconds of processor
+//! time, a hostile one even tens of milliseconds. On the peer thread it would delay raft's heartbeats for
+//! this time.
 
 use std::cell::RefCell;
 use std::fmt;
@@ -24,15 +24,15 @@ use transport::{
 use crate::fair_stream::FairStream;
 use crate::origin::Origin;
 
-/// Maximum number of bytes per read.
+/// Maximum number of bytes that are read from a socket with one call.
 const READ_BYTES: usize = 128 * 1024;
-/// Maximum number of bytes that are encrypted at once.
+/// Maximum number of bytes that are encrypted before they are written to the socket.
 const WRITE_BYTES: usize = 128 * 1024;
 
-/// Maximum number of threads that wait for name look-ups.
+/// Maximum number of concurrent name look-ups, each of which blocks a thread.
 pub(crate) const LOOK_UPS_MAX: usize = 8;
 
-/// Resolver for the names of certificates, shared by threads.
+/// Resolver for the names in certificates, which several threads share.
 pub(crate) type SharedResolver = Arc<dyn Resolver + Send + Sync>;
 
 /// Reason why a connection is not opened or not accepted.
@@ -40,9 +40,10 @@ pub(crate) type SharedResolver = Arc<dyn Resolver + Send + Sync>;
 pub(crate) enum Failure {
     /// The connection broke.
     Io(io::Error),
-    /// One end refused the other in the handshake.
+    /// The handshake failed, because one end refused the other or violated the protocol.
     Handshake(rustls::Error),
-    /// The other end is not admitted.
+    /// The handshake succeeded, but this member does not admit the other end, for example because of its
+    /// certificate.
     Refused(Refusal),
     /// The handshake took too long.
     TimedOut,
@@ -78,7 +79,8 @@ impl From<io::Error> for Failure {
 impl fmt::Display for Failure {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
-            // Go's text for a connection that the other end closed.
+            // This is Go's message for a connection that the other end closed. etcd logs it, so tools that
+            // read the log know it.
             failure if failure.is_end_of_file() => f.write_str("EOF"),
             Failure::Io(error) => error.fmt(f),
             Failure::Handshake(error) => f.write_str(&tls::explain(error)),
@@ -99,7 +101,7 @@ impl From<Failure> for io::Error {
     }
 }
 
-/// Connection after its handshake, whose other end was admitted.
+/// TLS connection after its handshake, whose other end was admitted. It belongs to no event loop yet.
 pub(crate) struct SecureConnection {
     stream: Detached,
     tls: Connection,
@@ -117,7 +119,7 @@ impl SecureConnection {
     ///
     /// # Errors
     ///
-    /// Returns the error of the operating system, for a broken socket.
+    /// Returns the error of the operating system if the socket cannot be registered or configured.
     pub(crate) fn attach(self, write_timeout: Duration) -> io::Result<(Wire<FairStream>, Session)> {
         let stream = FairStream::new(self.stream.attach()?, write_timeout)?;
         let stream =
@@ -126,7 +128,7 @@ impl SecureConnection {
     }
 }
 
-/// Connection that was rejected, for the log.
+/// Facts about a rejected connection, for the log.
 #[derive(Debug)]
 pub(crate) struct Rejection {
     pub(crate) failure: Failure,
@@ -136,11 +138,12 @@ pub(crate) struct Rejection {
     pub(crate) names: Option<PeerNames>,
 }
 
-/// Handle of the handshake thread, which starts with the first handshake and ends when this handle is
+/// Handle of the handshake thread. The thread is started for the first handshake, and ends when the handle is
 /// dropped.
 ///
-/// The callers bound the number of queued handshakes: an accepted connection already holds a slot, and few
-/// dials to one member run at a time. Addresses take turns.
+/// The number of queued handshakes is not limited here, because the callers limit it: an accepted connection
+/// already holds a connection slot, and few dials to one member run concurrently. The thread serves the
+/// client addresses in turn, so that one address does not delay the others for long.
 #[derive(Default)]
 pub(crate) struct Handshakes {
     thread: RefCell<Option<HandshakeThread<Origin>>>,
@@ -152,14 +155,16 @@ impl Handshakes {
         if let Some(thread) = &*thread {
             return Ok(thread.clone());
         }
-        // The thread is detached; it ends when its handle is dropped.
+        // The join handle is dropped, because the thread ends by itself when its `HandshakeThread` handles
+        // are dropped.
         let (started, _) =
             HandshakeThread::start("peer-tls".to_owned(), LOOK_UPS_MAX, std::future::pending())?;
         *thread = Some(started.clone());
         Ok(started)
     }
 
-    /// Runs a future on the thread. The future is dropped if the caller stops waiting for it.
+    /// Runs a future on the handshake thread and returns its result. If the caller stops waiting, the future
+    /// is dropped.
     async fn run<T: Send + 'static, F: Future<Output = T> + 'static>(
         &self,
         origin: Origin,
@@ -168,7 +173,8 @@ impl Handshakes {
         self.thread()?.run(origin, work).await
     }
 
-    /// Performs the handshake with a client at `from`, and checks its identity.
+    /// Performs the handshake with a client at `from` on the handshake thread, and checks that the client may
+    /// connect.
     pub(crate) async fn accept(
         &self,
         stream: Detached,
@@ -195,7 +201,8 @@ impl Handshakes {
         }
     }
 
-    /// Performs the handshake with a member at `host`, and checks its identity.
+    /// Performs the handshake with a member at `host` on the handshake thread, and checks the member's
+    /// certificate.
     pub(crate) async fn connect(
         &self,
         stream: Detached,
@@ -239,8 +246,8 @@ async fn accept(
     }
 }
 
-/// Counts each received record as some additional bytes read, because many small records are expensive to
-/// process.
+/// Counts some additional bytes as read for each received TLS record. Small records are expensive to process
+/// for their size, so a connection that receives many of them lets others proceed earlier.
 fn count_records(stream: &mut FairStream, received: Received<'_>) {
     stream.count_as_read(RECORD_COST * received.records);
 }
@@ -260,8 +267,8 @@ async fn let_in(
     }
 }
 
-/// Resolves the questions of a check one after the other; if the caller stops waiting, no further question is
-/// asked.
+/// Answers the name look-ups that a check of a certificate requires, one after the other. If the caller stops
+/// waiting, no further look-up begins.
 async fn resolve(
     mut look_up: LookUp,
     resolver: &SharedResolver,
@@ -273,8 +280,8 @@ async fn resolve(
     look_up.outcome()
 }
 
-/// Asks one question on a blocking thread. The permit is held until the answer arrives, even if the caller
-/// stops waiting; otherwise questions would pile up while name servers do not answer.
+/// Performs one name look-up on a blocking thread. Its permit is held until the look-up ends, even if the
+/// caller stops waiting. Otherwise look-ups would accumulate while name servers do not answer.
 async fn ask(
     question: Question,
     resolver: &SharedResolver,
@@ -319,7 +326,7 @@ pub(crate) async fn connect(
     in_time(attempt).await
 }
 
-/// Runs a handshake until its deadline.
+/// Runs a handshake, which fails with [`Failure::TimedOut`] if it takes too long.
 async fn in_time<T>(handshake: impl Future<Output = Result<T, Failure>>) -> Result<T, Failure> {
     let deadline = Instant::now() + HANDSHAKE_TIMEOUT;
     before_deadline(deadline, handshake).await.unwrap_or(Err(Failure::TimedOut))

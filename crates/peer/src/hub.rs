@@ -1,5 +1,6 @@
-//! Peers and the work for them: [`Hub`] owns the peers, takes what other threads put into the inbox, and
-//! starts the tasks that talk to the peers. `peer_thread` drives the hub. The hub does not serve listeners.
+//! Manages the peers on the peer thread: [`Hub`] owns the state of all peers, carries out the commands and
+//! queues the messages that other threads put into the inbox, and starts the tasks that communicate with the
+//! peers. `peer_thread` calls the hub. The hub does not serve listeners.
 
 use std::cell::{Cell, RefCell};
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -28,18 +29,19 @@ use crate::slots::SnapshotSlots;
 use crate::target::Target;
 use crate::{pipeline, prober, snapshot_post, stream_reader};
 
-/// Peers of this member, and what arrives for them and from them.
+/// The peers of this member, and the state that all connections with them share.
 pub(crate) struct Hub {
     pub(crate) local: Rc<LocalMember>,
     pub(crate) inbox: Arc<Inbox>,
     /// Slots for snapshots that are being received.
     pub(crate) receiving: SnapshotSlots,
-    /// Bytes of message bodies being read from senders that claim to be members.
+    /// Bytes of request bodies that are being read from senders that claim to be members.
     pub(crate) members_bodies: Cell<usize>,
-    /// Bytes of message bodies being read from all other senders.
+    /// Bytes of request bodies that are being read from all other senders.
     pub(crate) strangers_bodies: Cell<usize>,
     peers: RefCell<BTreeMap<u64, Rc<Peer>>>,
-    /// Ids of unknown senders that can be answered, least recently heard first.
+    /// Ids of the remotes, which are senders that are not known as members but can be answered. The one that
+    /// sent least recently is first.
     remotes: RefCell<VecDeque<u64>>,
 }
 
@@ -57,13 +59,13 @@ impl Hub {
         }
     }
 
-    /// Returns the peer with this id if it is a member, and not only a known sender.
+    /// Returns the peer with this id if it is a member; `None` if it is only a remote.
     pub(crate) fn member(&self, id: u64) -> Option<Rc<Peer>> {
         self.peers.borrow().get(&id).filter(|peer| !peer.is_remote).cloned()
     }
 
-    /// Returns the member that a request claims to come from; 0 if the request names no sender, or no valid
-    /// one.
+    /// Returns the id of the member from which a request claims to come; 0 if the headers do not name a
+    /// member, or if they do not match this cluster and version.
     pub(crate) fn known_sender(&self, headers: &http::HeaderMap) -> u64 {
         let from = headers.get(identity::SERVER_FROM).and_then(|id| identity::parse_id(id.to_str().ok()?));
         let known =
@@ -71,13 +73,13 @@ impl Hub {
         known.unwrap_or(0)
     }
 
-    /// Remembers an unknown sender and its URLs, so that the sender can be answered. The sender may be a
-    /// member that this member does not know yet.
+    /// Remembers a sender that is not a known member, with its URLs, so that it can be answered (a remote).
+    /// It may be a new member of which this member has not learned yet.
     pub(crate) fn add_remote(&self, id: u64, urls: &[String]) {
         let mut peers = self.peers.borrow_mut();
         let mut remotes = self.remotes.borrow_mut();
         if let Some(at) = remotes.iter().position(|known| *known == id) {
-            // The sender is known already, so it only becomes the most recently heard sender.
+            // The sender is already in the list. Move it to the end, because it has sent most recently.
             remotes.remove(at);
             remotes.push_back(id);
             return;
@@ -103,7 +105,7 @@ impl Hub {
         self.local.log_peer(Level::Info, "added remote peer", id, &urls.join(","));
     }
 
-    /// Starts the commands that arrived, and queues the messages.
+    /// Carries out the commands that arrived from other threads, and queues the messages for their peers.
     pub(crate) fn take(self: &Rc<Self>, arrivals: Arrivals) {
         for command in arrivals.commands {
             match command {
@@ -115,7 +117,7 @@ impl Hub {
                         let mut answer = answer;
                         let exchange = hub.exchange(&target, request, timeout);
                         if let First::Left(answered) = race(exchange, answer.closed()).await {
-                            // The receiver may have been dropped.
+                            // An error means that the caller no longer waits for the answer.
                             let _ = answer.send(answered);
                         }
                         drop(permit);
@@ -140,7 +142,8 @@ impl Hub {
                         unreachable.insert(to);
                     }
                 },
-                // The peer was removed since the message was queued.
+                // The peer was removed after the message had been counted against its limits. The message is
+                // dropped and no longer counted.
                 None => {
                     if let Some(account) = self.inbox.account(to) {
                         account.give_back(&message);
@@ -157,7 +160,8 @@ impl Hub {
         }
     }
 
-    /// Replaces the other members. New members are dialed until they leave the cluster.
+    /// Sets the other members. Closes the connections to members that are no longer in the list, and starts
+    /// to dial the new ones.
     pub(crate) fn set_members(&self, members: Vec<(u64, Vec<String>)>) {
         let mut peers = self.peers.borrow_mut();
         self.remotes.borrow_mut().retain(|id| !members.iter().any(|member| member.0 == *id));
@@ -188,7 +192,8 @@ impl Hub {
         }
     }
 
-    /// Creates a member, and starts tasks that dial both streams until the member is closed.
+    /// Creates the state of a member, and starts the tasks that dial both streams and probe the member until
+    /// it is closed.
     fn start_member(&self, account: Arc<Account>, urls: &[String]) -> Rc<Peer> {
         let (local, peer) = (&self.local, Rc::new(Peer::member(&self.local, account, urls)));
         for kind in [Kind::Message, Kind::App] {
@@ -207,8 +212,8 @@ impl Hub {
         timeout: Duration,
     ) -> Result<Response<Bytes>, RequestError> {
         if let Target::Member(_) = target {
-            // The headers let the receiving member recognize that the request comes from a member of its
-            // cluster.
+            // Add the headers that identify this member, so that the receiving member recognizes a member of
+            // its cluster.
             self.local.identity.stamp(request.headers_mut());
         }
         match target {
@@ -218,7 +223,8 @@ impl Hub {
                 answered.map_err(|error| RequestError::Failed { to: url.clone(), error })
             }
             Target::Member(id) => {
-                // The URL of an unknown sender is not verified, so a client's token must not be sent to it.
+                // Requests with a client's token are sent only to members: the URLs of a remote are not
+                // verified, and another server could steal the token.
                 let has_token = request.headers().contains_key(AUTHORIZATION);
                 let peer = self.peers.borrow().get(id).filter(|peer| !(peer.is_remote && has_token)).cloned();
                 let peer = peer.ok_or(RequestError::UnknownMember(*id))?;
@@ -234,8 +240,8 @@ impl Hub {
     }
 }
 
-/// Sends one snapshot and reports the result to `done`. If the task ends early, `done` and the queue of
-/// pieces are dropped, which the thread that provides the pieces notices.
+/// Sends one snapshot and reports the result to `done`. If the task is aborted, `done` and the queue of
+/// chunks are dropped, and the thread that provides the chunks ends.
 async fn post_snapshot(
     hub: Rc<Hub>,
     message: Message,
@@ -249,6 +255,7 @@ async fn post_snapshot(
         Some(peer) => snapshot_post::post(&hub.local, &peer, message, form, pieces).await,
         None => Err(PostError::Left { member_id: to }),
     };
-    // Only the thread of the snapshot receives the result, and that thread waits for it.
+    // An error is ignored: the snapshot's thread waits for the result, and if that thread has ended, the
+    // result is not needed.
     let _ = done.send(sent);
 }

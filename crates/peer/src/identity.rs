@@ -1,6 +1,6 @@
-//! Headers by which members recognize each other: [`Identity`] writes this member's headers, and checks the
-//! cluster and the version of other members with etcd's texts. This module does not know which members the
-//! cluster has.
+//! Writes and checks the headers by which members recognize each other: [`Identity`] adds this member's
+//! headers to requests, and refuses requests of another cluster or of an incompatible version with etcd's
+//! messages. This module does not know which members the cluster has.
 
 use std::io;
 
@@ -14,17 +14,19 @@ pub(crate) const MIN_CLUSTER_VERSION: HeaderName = HeaderName::from_static("x-mi
 pub(crate) const CLUSTER_ID: HeaderName = HeaderName::from_static("x-etcd-cluster-id");
 pub(crate) const RAFT_TO: HeaderName = HeaderName::from_static("x-raft-to");
 pub(crate) const PEER_URLS: HeaderName = HeaderName::from_static("x-peerurls");
-/// Mainstay's own header: the snapshot behind the message is in Mainstay's format, not a bbolt file.
+/// Mainstay's own header of a request with a snapshot. It says that the snapshot is in Mainstay's format and
+/// not an etcd database file.
 pub(crate) const MAINSTAY_SNAPSHOT: HeaderName = HeaderName::from_static("x-mainstay-snapshot");
 
-/// etcd's texts for an incompatible peer, at both ends.
+/// etcd's message for a peer with an incompatible version. The refusing end sends it, and the refused end
+/// recognizes it.
 pub(crate) const INCOMPATIBLE_VERSION: &str = "incompatible version";
 pub(crate) const CLUSTER_ID_MISMATCH: &str = "cluster ID mismatch";
 
-/// Version assumed for a peer that announces none.
+/// Version that is assumed for a peer that announces none, as in etcd.
 const VERSION_UNSAID: Version = Version { major: 2, minor: 0 };
 
-/// Parts of a version that are compared.
+/// Major and minor number of a version. Only these are compared.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 struct Version {
     major: u64,
@@ -44,7 +46,7 @@ impl Version {
     }
 }
 
-/// Identity that this member sends in headers, and that it compares with the headers of others.
+/// Identity that this member sends in headers, and with which it compares the headers of other members.
 #[derive(Debug)]
 pub(crate) struct Identity {
     pub(crate) local_id: u64,
@@ -91,7 +93,7 @@ impl Identity {
     ///
     /// # Errors
     ///
-    /// Returns the text of the refusal if the version or the cluster id does not match.
+    /// Returns the message of the refusal if the versions are incompatible or the cluster id is different.
     pub(crate) fn check(&self, headers: &HeaderMap) -> Result<(), &'static str> {
         let version = |name| match headers.get(name) {
             None => Ok(VERSION_UNSAID),
@@ -108,7 +110,8 @@ impl Identity {
     }
 }
 
-/// Returns the major and minor number of the sender's release; `None` if the headers name none.
+/// Returns the major and minor version number of the sender of these headers; `None` if they contain no valid
+/// version.
 pub(crate) fn release(headers: &HeaderMap) -> Option<(u32, u32)> {
     let Version { major, minor } = Version::parse(headers.get(SERVER_VERSION)?.to_str().ok()?)?;
     Some((u32::try_from(major).ok()?, u32::try_from(minor).ok()?))
@@ -116,23 +119,23 @@ pub(crate) fn release(headers: &HeaderMap) -> Option<(u32, u32)> {
 
 /// Formats an id for headers and paths: lowercase hex without leading zeros.
 pub(crate) fn hex(id: u64) -> HeaderValue {
-    // Hex digits always form a valid header value.
+    // The default is never used, because hex digits always form a valid header value.
     HeaderValue::from_str(&format!("{id:x}")).unwrap_or(HeaderValue::from_static("0"))
 }
 
-/// Parses an id from a header or path.
+/// Parses an id in hex from a header or path; `None` if it is not valid.
 pub(crate) fn parse_id(text: &str) -> Option<u64> {
     let digits = text.bytes().all(|byte| byte.is_ascii_hexdigit());
     u64::from_str_radix(text, 16).ok().filter(|_| digits)
 }
 
-/// Returns the id and the URLs of the sender of a request, if it names both.
+/// Returns the id and the peer URLs of the sender of a request; `None` if the headers do not contain both.
 pub(crate) fn sender(headers: &HeaderMap) -> Option<(u64, Vec<String>)> {
     let id = parse_id(headers.get(SERVER_FROM)?.to_str().ok()?)?;
     Some((id, urls(headers)?))
 }
 
-/// Returns the peer URLs of the sender of a request, if it names any.
+/// Returns the peer URLs of the sender of a request; `None` if the headers contain none.
 pub(crate) fn urls(headers: &HeaderMap) -> Option<Vec<String>> {
     let urls = headers.get(PEER_URLS)?.to_str().ok()?;
     (!urls.is_empty()).then(|| urls.split(',').map(str::to_owned).collect())

@@ -1,5 +1,6 @@
-//! The queue of messages to the peer thread. [`Inbox`] bounds the messages queued for each peer, and wakes
-//! the thread at most once per call. It does not send messages: the thread does.
+//! Passes messages and commands from other threads to the peer thread. [`Inbox`] limits the messages queued
+//! for each peer, and wakes the peer thread at most once per call. The peer thread sends the messages to the
+//! peers.
 
 use std::collections::BTreeMap;
 use std::sync::atomic::Ordering;
@@ -28,30 +29,32 @@ struct State {
     arrivals: Arrivals,
     accounts: BTreeMap<u64, Arc<Account>>,
     unknown_snapshot_failures: u64,
-    /// Set while the peer thread waits, so that only the first of many arrivals wakes it.
+    /// Waker of the peer thread while it waits. The first message or command removes the waker, so that
+    /// further ones do not wake the thread again.
     waker: Option<Waker>,
     stopped: bool,
 }
 
-/// Everything that arrived since the last poll.
+/// Messages, commands and reports that arrived since the peer thread last took them.
 #[derive(Default)]
 pub(crate) struct Arrivals {
-    /// Messages, already counted against the limits of their peers.
+    /// Messages to send. They are already counted against the limits of their peers.
     pub(crate) messages: Vec<Message>,
     pub(crate) commands: Vec<Command>,
-    /// Peers whose messages were dropped, each listed once.
+    /// Ids of the peers whose messages were dropped, each listed once.
     pub(crate) unreachable: Vec<u64>,
-    /// Peers whose snapshot was refused before it began.
+    /// Ids of the peers to which a requested snapshot will not be sent, because it was refused before its
+    /// transfer began.
     pub(crate) snapshots_refused: Vec<u64>,
 }
 
-/// Command to the peer thread other than sending messages.
+/// Command that another thread gives to the peer thread.
 pub(crate) enum Command {
     /// Sets the other members and their URLs.
     Members(Vec<(u64, Vec<String>)>),
-    /// TLS files were reloaded.
+    /// Checks the open TLS connections again, because TLS files were reloaded.
     TlsReloaded,
-    /// Sends a request outside of raft.
+    /// Sends an HTTP request of [`crate::Peers::request`].
     Request {
         target: Target,
         request: http::Request<Bytes>,
@@ -59,7 +62,7 @@ pub(crate) enum Command {
         answer: oneshot::Sender<Result<http::Response<Bytes>, RequestError>>,
         permit: Option<OwnedSemaphorePermit>,
     },
-    /// Sends a snapshot whose pieces another thread provides.
+    /// Sends a snapshot, whose chunks another thread provides.
     Snapshot {
         message: Message,
         form: SnapshotForm,
@@ -77,7 +80,9 @@ impl Inbox {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Queues messages as far as the limits allow.
+    /// Queues messages for their peers. Drops a message if the limits of its peer are reached, if no peer has
+    /// its recipient's id, or if it is a MsgSnap. The first case is reported as unreachable, the last as a
+    /// snapshot that failed.
     pub(crate) fn send(&self, messages: Vec<Message>) {
         let mut state = self.lock();
         if state.stopped {
@@ -104,7 +109,7 @@ impl Inbox {
         wake(state);
     }
 
-    /// Queues a command. It is dropped if the peer thread has stopped.
+    /// Queues a command. Drops it if the peer thread has stopped.
     pub(crate) fn push(&self, command: Command) {
         let mut state = self.lock();
         if !state.stopped {
@@ -113,14 +118,14 @@ impl Inbox {
         }
     }
 
-    /// Reports a snapshot that will not be sent.
+    /// Reports that a snapshot to this peer will not be sent.
     pub(crate) fn refuse_snapshot(&self, to: u64) {
         let mut state = self.lock();
         state.arrivals.snapshots_refused.push(to);
         wake(state);
     }
 
-    /// Stops the peer thread; later messages and commands are dropped.
+    /// Stops the peer thread. Messages and commands that are queued now or arrive later are dropped.
     pub(crate) fn stop(&self) {
         let mut state = self.lock();
         state.stopped = true;
@@ -128,7 +133,7 @@ impl Inbox {
         wake(state);
     }
 
-    /// Returns everything that arrived since the last poll; `None` after the stop.
+    /// Becomes ready with everything that arrived since the last call; with `None` after [`Inbox::stop`].
     pub(crate) fn poll_arrivals(&self, cx: &mut Context<'_>) -> Poll<Option<Arrivals>> {
         let mut state = self.lock();
         if state.stopped {
@@ -141,7 +146,8 @@ impl Inbox {
         Poll::Ready(Some(std::mem::take(&mut state.arrivals)))
     }
 
-    /// Sets the members; takes effect immediately for messages.
+    /// Sets the other members. [`Inbox::send`] accepts messages to them immediately; the peer thread dials
+    /// them later.
     pub(crate) fn set_members(&self, members: Vec<(u64, Vec<String>)>) {
         let mut state = self.lock();
         if state.stopped {
@@ -162,7 +168,7 @@ impl Inbox {
         wake(state);
     }
 
-    /// Accepts messages to an unknown sender from now on.
+    /// Creates the account of a sender that is not a known member. From now on, messages to it are accepted.
     pub(crate) fn add_remote(&self, id: u64) -> Arc<Account> {
         let mut state = self.lock();
         let account = state.accounts.entry(id).or_insert_with(|| Arc::new(Account::new(id)));
@@ -170,7 +176,7 @@ impl Inbox {
         Arc::clone(account)
     }
 
-    /// Stops accepting messages to an unknown sender, and removes its account.
+    /// Removes the account of a sender that is not a known member. From now on, messages to it are dropped.
     pub(crate) fn forget_remote(&self, id: u64) {
         let mut state = self.lock();
         if state.accounts.get(&id).is_some_and(|account| !account.is_member.load(Ordering::Relaxed)) {
@@ -204,8 +210,8 @@ impl Arrivals {
     }
 }
 
-/// Wakes the peer thread if it waits and something has arrived. The lock is released before the wake-up, so
-/// that the thread does not block on the lock.
+/// Wakes the peer thread if it waits and there is something for it to do. Releases the lock first, so that
+/// the woken thread does not block on it.
 fn wake(mut state: MutexGuard<'_, State>) {
     let due = state.stopped || !state.arrivals.is_empty();
     let waker = if due { state.waker.take() } else { None };

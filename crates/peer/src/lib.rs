@@ -1,10 +1,11 @@
-//! Raft over HTTP: etcd's protocol between members, so that members that run etcd and Mainstay can form one
-//! cluster.
+//! Exchanges raft messages and snapshots with the other members over HTTP. The protocol is that of etcd, so
+//! that members that run etcd and members that run Mainstay can form one cluster.
 //!
-//! [`Peers`] runs one thread. It serves the peer listeners, dials two streams to every other member (the
-//! *receiver* dials: `GET /raft/stream/{msgapp,message}/<own id>`), writes the streams that others dialed,
-//! falls back to `POST /raft` (the pipeline) while a stream is not up, and probes every 4 s. Each snapshot
-//! (`POST /raft/snapshot`) has its own thread. A snapshot in Mainstay's own format carries
+//! [`Peers`] runs one thread, the peer thread. It serves the peer listeners and dials two streams to every
+//! other member, on which it receives messages: the *receiver* of messages dials, with `GET
+//! /raft/stream/{msgapp,message}/<own id>`. It sends messages on the streams that other members have dialed,
+//! or with `POST /raft` (the pipeline) while no stream is up. It probes every member every 4 s. Each snapshot
+//! (`POST /raft/snapshot`) has its own thread. A snapshot in Mainstay's own format has the header
 //! `X-Mainstay-Snapshot: 1`. Before a snapshot, the sender asks with `GET /mainstay/snapshot` what the
 //! receiver already has; a receiver that answers 404 gets an etcd database file.
 //!
@@ -13,21 +14,22 @@
 //!
 //! Invariants, and the tests that check them (`tests/it`):
 //! - A message is sent at most once. There are two kinds of messages: MsgApp, and all others. Messages of one
-//!   kind stay in order while one stream stays up, and other messages never wait behind MsgApp. Lost messages
-//!   are reported as unreachable (`exchange`).
-//! - [`Peers::send`] takes one lock and wakes the thread at most once; queued messages are sent in one write
-//!   per turn; an entry of 4 KiB or more is never copied on its way out. One direction of a connection yields
-//!   after 512 KiB (`turn.rs`).
-//! - All queues are bounded by number and bytes, and a frame takes memory only as it arrives (`overload`).
-//! - TLS handshakes run on a separate thread. Admitted connections are checked again after TLS files were
-//!   reloaded, and once a minute (`secure`).
-//! - Input closes at most its own connection and never panics. Headers are checked before a body is read, a
-//!   slow body ends its connection, and connections that belong to no member are closed for new connections
-//!   (`garbage`, `overload`).
+//!   kind stay in order while one stream stays up. Messages of the second kind never wait for MsgApp. If
+//!   messages are lost, [`Handler::unreachable`] reports it (`exchange`).
+//! - [`Peers::send`] takes one lock and wakes the peer thread at most once. Messages that are queued for a
+//!   stream share one write. The data of an entry of 4 KiB or more is not copied when it is sent on a stream.
+//!   After 512 KiB in one direction, a connection lets the others proceed (`fair_stream.rs`).
+//! - All queues are bounded by number and bytes. Memory for a frame is allocated as its bytes arrive, not as
+//!   its length field says (`overload`).
+//! - TLS handshakes run on a separate thread. The certificates of open connections are checked again after
+//!   TLS files were reloaded, and once a minute (`secure`).
+//! - Invalid input causes no panic and closes at most the connection on which it arrived. Headers are checked
+//!   before a body is read, and a body that arrives too slowly ends its connection. If there are too many
+//!   connections, those that belong to no member are closed first (`garbage`, `overload`).
 //!
-//! Start reading with [`Peers`], [`Handler`] (what the caller receives), `peer_thread.rs`, `hub.rs` and `routes.rs`. Tests also
-//! run beside real etcd with `MAINSTAY_TEST_ETCD=<etcd binary>`. `examples/exchange.rs` measures the cost of a
-//! message.
+//! Start reading with [`Peers`], [`Handler`] (what the caller receives), `peer_thread.rs`, `hub.rs` and
+//! `routes.rs`. Tests also run beside real etcd with `MAINSTAY_TEST_ETCD=<etcd binary>`.
+//! `examples/exchange.rs` measures the time that a message takes.
 
 #![forbid(unsafe_code)]
 

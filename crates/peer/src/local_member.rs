@@ -1,5 +1,5 @@
-//! [`LocalMember`]: the parts of this member that every connection with another member uses. It knows no peer and no
-//! listener.
+//! Contains the state of this member that every task of the peer thread uses, whichever peer it communicates
+//! with: [`LocalMember`].
 
 use std::cell::Cell;
 use std::sync::Arc;
@@ -11,10 +11,11 @@ use crate::identity::Identity;
 use crate::options::{Field, Level, Log};
 use crate::sessions::Finding;
 
-/// This member as the tasks of the peer thread see it: its identity, the receiver of messages and events, the client for
-/// requests, the time limits and the log.
+/// State of this member that the tasks of the peer thread share: its identity, the handler of messages and
+/// events, the client for requests, the time limits and the log.
 ///
-/// The tasks share this struct and not the hub, which starts the tasks.
+/// The tasks have a reference to this struct and not to the hub, so that the modules of the tasks do not
+/// depend on the hub, which starts them.
 pub(crate) struct LocalMember {
     pub(crate) identity: Identity,
     pub(crate) handler: Arc<dyn Handler>,
@@ -22,13 +23,14 @@ pub(crate) struct LocalMember {
     pub(crate) read_timeout: Duration,
     pub(crate) write_timeout: Duration,
     log: Log,
-    /// True once a peer reported that this member was removed, and the handler was called.
+    /// True once the handler was told that this member was removed, which is reported only once.
     removal_reported: Cell<bool>,
     stopping: Cell<bool>,
 }
 
 impl LocalMember {
-    /// The pair of durations is [`crate::Options::read_timeout`] and [`crate::Options::write_timeout`].
+    /// Creates the state of this member. The pair of durations is [`crate::Options::read_timeout`] and
+    /// [`crate::Options::write_timeout`].
     pub(crate) fn new(
         identity: Identity,
         handler: Arc<dyn Handler>,
@@ -67,7 +69,8 @@ impl LocalMember {
         }
     }
 
-    /// Reports once that this member was removed from the cluster, as the peer `by` says.
+    /// Reports that this member was removed from the cluster, according to the peer `by`. Only the first call
+    /// has an effect.
     pub(crate) fn report_removal(&self, by: u64) {
         if !self.removal_reported.replace(true) {
             self.log_peer(
@@ -80,7 +83,7 @@ impl LocalMember {
         }
     }
 
-    /// Notes that the peer thread ends: messages that are dropped from now on are not reported as lost.
+    /// Records that the peer thread ends. From now on, dropped messages are not reported as lost.
     pub(crate) fn stop(&self) {
         self.stopping.set(true);
     }

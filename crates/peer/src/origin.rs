@@ -1,11 +1,11 @@
 use std::net::IpAddr;
 
-/// Origin of a handshake, for taking turns.
+/// Origin of a handshake. The handshake thread serves the origins in turn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub(crate) enum Origin {
-    /// This member.
+    /// The handshake of a connection that this member has opened.
     Own,
-    /// Client address; an IPv6 network counts as one address.
+    /// The handshake of a client at this address. All addresses of one IPv6 network count as one.
     Address(IpAddr),
 }
 

@@ -5,12 +5,13 @@ use bytes::Bytes;
 use http_body_util::BodyExt;
 use hyper::body::Incoming;
 
-/// Minimum average rate of a body in bytes per second. A slower sender would occupy a slot for nothing.
+/// Minimum average rate of a body in bytes per second. A slower sender would occupy its connection and memory
+/// for too long.
 const BODY_RATE_MIN: u64 = 16 << 10;
 
-/// Time limit for the rest of a body: at most `silence_max` for the next byte, and in total `silence_max`
-/// plus the time that a sender at the minimum rate needs for the bytes received so far. Time during which the
-/// body is not read does not count.
+/// Time limit for a body that is being received. Waiting for the next bytes may take at most `silence_max`.
+/// All waits together may take at most `silence_max` plus the time that a sender at the minimum rate needs
+/// for the bytes received so far. Only waits count, not the time during which the body is not read.
 pub(crate) struct Pace {
     silence_max: Duration,
     waited: Duration,
@@ -32,7 +33,8 @@ impl Pace {
         self.bytes += bytes as u64;
     }
 
-    /// Returns the next bytes of a body, `None` at its end. Fails if they do not arrive in time.
+    /// Waits for the next bytes of a body and returns them; `None` at the end of the body. Returns an error
+    /// if they do not arrive in time.
     pub(crate) async fn next(&mut self, body: &mut Incoming) -> Option<io::Result<Bytes>> {
         loop {
             let began = Instant::now();

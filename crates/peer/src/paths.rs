@@ -1,10 +1,12 @@
-//! Paths of etcd's protocol between members, as the sending and the receiving end write them.
+//! Defines the paths of etcd's protocol between members, for requests to other members and for the listeners
+//! of this member.
 
-/// Messages of the pipeline.
+/// Path for messages of the pipeline.
 pub(crate) const MESSAGES: &str = "/raft";
-/// Streams. The path continues with the kind of the stream, and then with the id of the member that dials.
+/// Beginning of the path for streams. The kind of the stream follows, and then `/` and the id of the member
+/// that dials.
 pub(crate) const STREAMS: &str = "/raft/stream/";
-/// Snapshots.
+/// Path for snapshots.
 pub(crate) const SNAPSHOTS: &str = "/raft/snapshot";
-/// Probes.
+/// Path for probes.
 pub(crate) const PROBES: &str = "/raft/probing";

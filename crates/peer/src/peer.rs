@@ -1,7 +1,7 @@
-//! One other member as seen by the peer thread: [`Peer`] has its queues, its streams in both directions, its
-//! pipeline, and its activity state. A peer opens no connection and starts no task. The hub starts the tasks
-//! of `stream_reader` and `pipeline`, which open connections; `stream_writer` writes the streams that this
-//! member has accepted.
+//! Keeps the state of one other member on the peer thread: [`Peer`] contains the queues of messages to that
+//! member, which of its streams are up, the state of its pipeline, and whether the member is active. A
+//! [`Peer`] opens no connection and starts no task. The hub starts the tasks of `stream_reader` and
+//! `pipeline`, which open connections; `stream_writer` writes the streams that this member has accepted.
 
 use std::cell::{Cell, RefCell};
 use std::collections::VecDeque;
@@ -39,7 +39,7 @@ impl Kind {
     }
 }
 
-/// State of a stream that the peer dialed, shared with its writer.
+/// State of a stream that the peer dialed, and on which this member writes.
 #[derive(Debug, Default)]
 struct Slot {
     /// Incremented with every new stream, so that the writer of an older stream notices that its stream was
@@ -54,7 +54,7 @@ struct Slot {
 struct Queues {
     apps: VecDeque<Message>,
     others: VecDeque<Message>,
-    /// Messages of both kinds for the pipeline, while no stream is up.
+    /// Messages for the pipeline: no stream for their kind was up when they were queued.
     piped: VecDeque<Message>,
 }
 
@@ -62,15 +62,16 @@ struct Queues {
 #[must_use]
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum QueueOutcome {
-    /// The message is queued for a stream, or for a pipeline task that runs already.
+    /// The message is queued for a stream, or for the pipeline, of which enough tasks run already.
     Queued,
     /// The message is queued for the pipeline, which needs one more task; the caller starts that task.
     PipelineNeeded,
-    /// The queue of the pipeline is full.
+    /// The message is dropped, because the queue of the pipeline is full.
     Dropped,
 }
 
-/// Another member, or an unknown sender (a *remote*), which can be answered over the pipeline only.
+/// Another member, or a *remote*: a sender that is not known as a member. Messages to a remote are sent over
+/// the pipeline only.
 pub(crate) struct Peer {
     pub(crate) id: u64,
     pub(crate) account: Arc<Account>,
@@ -81,14 +82,16 @@ pub(crate) struct Peer {
     message: RefCell<Slot>,
     /// Number of streams that are up, in both directions.
     links: Cell<u32>,
-    /// Number of tasks that post messages from the queue of the pipeline.
+    /// Number of tasks of the pipeline that run now. Each posts messages from the pipeline's queue.
     pipelines: Cell<usize>,
-    /// True if the pipeline failed since it last worked or was idle, and the failure was reported.
+    /// True after a failure of the pipeline was reported, until the pipeline works again or is idle. Further
+    /// failures are not reported meanwhile.
     pipeline_failed: Cell<bool>,
-    /// Time at which the pipeline last worked, unless it failed since.
+    /// Time at which the peer last accepted a message from the pipeline; `None` if the pipeline has failed
+    /// since.
     pipeline_worked: Cell<Option<Instant>>,
-    /// Notified when the peer is known to be up. A task that waits before its next dial then dials
-    /// immediately.
+    /// Notified when a dial to the peer is likely to succeed. A task that waits before its next dial then
+    /// waits no longer than the minimum interval between two dials.
     pub(crate) presence: Notify,
     /// Addresses at which the peer accepted the streams that this member dialed, one per stream kind; `None`
     /// for a stream that is not up.
@@ -128,7 +131,7 @@ impl Peer {
         peer
     }
 
-    /// Ends a task of the peer when the peer is closed.
+    /// Registers a task of the peer, which is aborted when the peer is closed.
     pub(crate) fn own_task(&self, task: AbortHandle) {
         self.tasks.borrow_mut().push(task);
     }
@@ -143,13 +146,14 @@ impl Peer {
         self.presence.notify_waiters();
     }
 
-    /// Returns true if the peer has accepted a stream at this address that is still up; host names count by
-    /// their address.
+    /// Returns true if a stream is up that this member dialed to the peer at this IP address. If the peer's
+    /// URL contains a host name, the address that was resolved counts.
     pub(crate) fn is_reached_at(&self, address: IpAddr) -> bool {
         self.reached_at.iter().any(|reached| reached.get() == Some(address))
     }
 
-    /// Notes the address at which the peer accepted a stream; `None` when the stream is lost.
+    /// Records the address at which the peer accepted the stream of this kind; `None` when the stream is
+    /// lost.
     pub(crate) fn set_reached_at(&self, kind: Kind, address: Option<IpAddr>) {
         let [app, message] = &self.reached_at;
         match kind {
@@ -162,12 +166,13 @@ impl Peer {
         self.endpoints.borrow().pick().ok_or(NoUrl { member_id: self.id })
     }
 
-    /// Notes that an endpoint failed, so that the next URL is tried next time.
+    /// Records that the endpoint failed. The next dial or request uses the peer's next URL.
     pub(crate) fn endpoint_failed(&self, endpoint: &Endpoint) {
         self.endpoints.borrow_mut().unreachable(endpoint);
     }
 
-    /// Ends all connections of a member that was removed or replaced.
+    /// Ends all streams and tasks of a member that was removed from the cluster, or of a remote that is
+    /// replaced.
     pub(crate) fn close(&self) {
         self.closed.set(true);
         for task in self.tasks.borrow_mut().drain(..) {
@@ -190,7 +195,8 @@ impl Peer {
         self.closed.get()
     }
 
-    /// Queues a message where it can be sent soonest.
+    /// Queues a message for a stream that is up or, if no stream for this kind of message is up, for the
+    /// pipeline.
     pub(crate) fn enqueue(&self, message: Message) -> QueueOutcome {
         let app_up = self.app.borrow().attached;
         let message_up = self.message.borrow().attached;
@@ -213,8 +219,8 @@ impl Peer {
                 return QueueOutcome::Dropped;
             }
         };
-        // If the queue was not empty, the writer of the stream was already woken, or it waits until its
-        // connection accepts bytes.
+        // Wake the writer of the stream only for the first message. If the queue was not empty, the writer
+        // was already woken, or it waits until its connection accepts bytes.
         let wakes = queue.is_empty();
         queue.push_back(message);
         if wakes && let Some(waker) = stream.borrow_mut().waker.take() {
@@ -230,8 +236,8 @@ impl Peer {
         }
     }
 
-    /// Registers a stream that the peer dialed, replacing the previous one. Returns the generation of the new
-    /// stream.
+    /// Registers a stream that the peer dialed. It replaces the previous stream of this kind. Returns the
+    /// generation of the new stream.
     pub(crate) fn attach(&self, local: &LocalMember, kind: Kind) -> u64 {
         let (generation, replaced) = {
             let mut slot = self.slot(kind).borrow_mut();
@@ -258,7 +264,7 @@ impl Peer {
         generation
     }
 
-    /// Notes that a stream that the peer dialed has ended.
+    /// Records that a stream that the peer dialed has ended, unless a newer stream has replaced it.
     pub(crate) fn detach(&self, local: &LocalMember, kind: Kind, generation: u64) {
         {
             let mut slot = self.slot(kind).borrow_mut();
@@ -273,8 +279,8 @@ impl Peer {
         self.link_down(local, "the stream to the peer ended");
     }
 
-    /// Handles the loss of a stream. Its queued messages are dropped, and messages that were handed to its
-    /// connection may be lost, so both are reported.
+    /// Handles the loss of a stream. The messages queued for it are dropped, and messages that were already
+    /// handed to its connection may be lost. So the peer is reported as unreachable.
     fn writer_lost(&self, local: &LocalMember, kind: Kind) {
         let app_up = self.app.borrow().attached;
         self.drop_queued(kind == Kind::App || !app_up, kind == Kind::Message);
@@ -292,8 +298,8 @@ impl Peer {
         }
     }
 
-    /// Registers the waker for a stream that has nothing to write. Returns true if the stream is still the
-    /// attached one.
+    /// Registers the waker of the stream's writer, which is woken when a message is queued. Returns false if
+    /// the stream has ended or another one has replaced it.
     pub(crate) fn watch(&self, kind: Kind, generation: u64, waker: &Waker) -> bool {
         let mut slot = self.slot(kind).borrow_mut();
         let is_current = slot.generation == generation && slot.attached;
@@ -303,7 +309,7 @@ impl Peer {
         is_current
     }
 
-    /// Takes the next message for a stream.
+    /// Removes the next message for a stream from its queue and returns it.
     pub(crate) fn next(&self, kind: Kind) -> Option<Message> {
         let mut queues = self.queues.borrow_mut();
         let message = match kind {
@@ -317,14 +323,14 @@ impl Peer {
         Some(message)
     }
 
-    /// Takes the next message for the pipeline.
+    /// Removes the next message for the pipeline from its queue and returns it.
     pub(crate) fn next_piped(&self) -> Option<Message> {
         let message = self.queues.borrow_mut().piped.pop_front()?;
         self.account.give_back(&message);
         Some(message)
     }
 
-    /// Notes that the peer accepted a message from the pipeline.
+    /// Records that the peer accepted a message from the pipeline.
     pub(crate) fn pipeline_worked(&self, local: &LocalMember) {
         self.pipeline_failed.set(false);
         self.pipeline_worked.set(Some(Instant::now()));
@@ -333,7 +339,8 @@ impl Peer {
         }
     }
 
-    /// Notes that the pipeline failed. Its queued messages are dropped, because they would fail as well.
+    /// Records that posting a message failed. The other messages for the pipeline are dropped, because they
+    /// would probably fail as well.
     pub(crate) fn pipeline_broke(&self, local: &LocalMember, error: &str) {
         self.account.counters.send_failures.add(1);
         self.drop_piped();
@@ -344,7 +351,7 @@ impl Peer {
         }
     }
 
-    /// Notes that one of the pipeline's tasks ends because the queue is empty.
+    /// Records that one of the pipeline's tasks ends because the queue is empty.
     pub(crate) fn pipeline_rests(&self) {
         self.pipelines.set(self.pipelines.get() - 1);
         if self.pipelines.get() == 0 {
@@ -360,13 +367,13 @@ impl Peer {
         }
     }
 
-    /// Notes that a stream of either direction came up.
+    /// Records that a stream, in either direction, is up.
     pub(crate) fn link_up(&self, local: &LocalMember) {
         self.links.set(self.links.get() + 1);
         self.activate(local);
     }
 
-    /// Notes that a stream of either direction ended.
+    /// Records that a stream, in either direction, has ended.
     pub(crate) fn link_down(&self, local: &LocalMember, error: &str) {
         self.links.set(self.links.get() - 1);
         self.failed(local, error);
@@ -378,8 +385,8 @@ impl Peer {
         }
     }
 
-    /// Notes a failure of communication. The peer still counts as active while a stream is up or the pipeline
-    /// works.
+    /// Records that a stream or a message failed. The peer becomes inactive, unless another stream is up or
+    /// the pipeline works.
     pub(crate) fn failed(&self, local: &LocalMember, error: &str) {
         let is_piped = self.pipeline_worked.get().is_some_and(|at| at.elapsed() < local.read_timeout);
         if self.links.get() == 0 && !is_piped && self.account.deactivate() {

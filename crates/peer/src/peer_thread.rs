@@ -1,4 +1,5 @@
-//! Thread that talks to the other members: [`start`] creates what runs on it, and runs it until the inbox is stopped.
+//! Runs the peer thread, which communicates with the other members: [`start`] starts the thread, which runs
+//! until the inbox is stopped.
 
 use std::future::poll_fn;
 use std::io;
@@ -21,15 +22,16 @@ use crate::local_member::LocalMember;
 use crate::options::{IDLE_MAX, Log, Options, SESSION_CHECK_INTERVAL};
 use crate::server::Server;
 
-/// Maximum number of batches taken from the inbox before the network has its turn.
+/// Maximum number of times that the thread takes messages and commands from the inbox before it serves its
+/// connections.
 const BATCHES_PER_TURN: usize = 8;
 
-/// Starts the thread.
+/// Starts the peer thread.
 ///
 /// # Errors
 ///
-/// Returns an error if the thread cannot be started, a listener cannot be set up, or an option is not a valid header
-/// value.
+/// Returns an error if the thread or its runtime cannot be started, if a listener cannot be set up, or if a
+/// version or a peer URL in the options is not valid.
 pub(crate) fn start(
     options: Options,
     handler: Arc<dyn Handler>,
@@ -54,14 +56,14 @@ pub(crate) fn start(
         let tasks = tokio::task::LocalSet::new();
         tasks.block_on(&runtime, run(Rc::clone(&hub), listeners));
         hub.local.stop();
-        // Tasks hold references to the hub and the peers; dropping the tasks closes everything.
+        // Drop the tasks here, on this thread. That closes all connections.
         drop(tasks);
-        // A pending name look-up does not delay the shutdown.
+        // End the runtime without waiting for blocked name look-ups, so that they do not delay the shutdown.
         runtime.shutdown_background();
     })
 }
 
-/// Serves the listeners and takes what arrives in the inbox, until the inbox is stopped.
+/// Serves the listeners, and carries out what other threads put into the inbox, until the inbox is stopped.
 async fn run(hub: Rc<Hub>, listeners: Vec<Acceptor>) {
     let server = Rc::new(Server::new(Rc::clone(&hub)));
     for listener in listeners {

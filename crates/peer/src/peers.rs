@@ -17,9 +17,10 @@ use crate::peer_thread;
 use crate::snapshot_sender::SnapshotSender;
 use crate::target::Target;
 
-/// Communication with the other members, on a separate thread.
+/// Handle for the communication with the other members, which runs on a separate thread (the peer thread).
 ///
-/// Dropping it stops the thread. Only [`Peers::stop`] and the drop block.
+/// Dropping the handle stops the thread and waits for its end. Apart from that, no method blocks except
+/// [`Peers::stop`].
 pub struct Peers {
     inbox: Arc<Inbox>,
     requests: Arc<Semaphore>,
@@ -32,8 +33,8 @@ impl Peers {
     ///
     /// # Errors
     ///
-    /// Returns an error if the thread cannot be started, a listener cannot be set up, or an option (versions,
-    /// peer URLs) is not a valid header value.
+    /// Returns an error if the thread or its runtime cannot be started, if a listener cannot be set up, or if
+    /// a version or a peer URL in the options is not valid.
     pub fn start(options: Options, handler: Arc<dyn Handler>, log: Log) -> io::Result<Peers> {
         let inbox = Arc::new(Inbox::new());
         let snapshots = SnapshotSender::new(Arc::clone(&inbox), Arc::clone(&handler), Arc::clone(&log));
@@ -42,56 +43,58 @@ impl Peers {
         Ok(Peers { inbox, requests, snapshots, thread: Some(thread) })
     }
 
-    /// Sends messages to the peers in their `to` fields, messages of one kind in order. Never blocks: at most
-    /// 4096 messages or 64 MiB of MsgApp are queued for one peer, and 4096 messages or 16 MiB of all others;
-    /// further messages are dropped, and [`Handler::unreachable`] reports the loss. Messages to ids that are
-    /// neither members nor known senders are dropped. A MsgSnap must be sent with [`Peers::send_snapshot`];
-    /// here it is reported as not delivered.
+    /// Sends each message to the peer in its `to` field. While one stream stays up, MsgApp messages stay in
+    /// order, and so do all other messages. Never blocks: at most 4096 messages or 64 MiB of MsgApp are
+    /// queued for one peer, and 4096 messages or 16 MiB of all others; further messages are dropped, and
+    /// [`Handler::unreachable`] reports the loss. Messages to ids that are neither members nor known senders
+    /// are dropped. A MsgSnap must be sent with [`Peers::send_snapshot`]; a MsgSnap in `messages` is reported
+    /// as not delivered.
     pub fn send(&self, messages: Vec<Message>) {
         self.inbox.send(messages);
     }
 
-    /// Sets the other members (without this one) and their peer URLs. Connections of members that remain in
-    /// the cluster are kept; a changed URL is used from the next dial on. A URL that cannot be used is logged
+    /// Sets the other members (without this one) and their peer URLs. Connections to members that are already
+    /// known are kept, and their new URLs are used from the next dial on. A URL that cannot be used is logged
     /// and ignored.
     pub fn set_members(&self, members: Vec<(u64, Vec<String>)>) {
         self.inbox.set_members(members);
     }
 
-    /// Checks the peers of all TLS connections again after files were reloaded, and closes connections whose
-    /// peers would not be admitted now.
+    /// Checks the certificates of all open TLS connections again, and closes the connections that are no
+    /// longer trusted. To be called after TLS files were reloaded.
     pub fn tls_reloaded(&self) {
         self.inbox.push(Command::TlsReloaded);
     }
 
     /// Sends a snapshot: `message` (a MsgSnap with metadata, `to` and `from`), followed by the data that
-    /// `source` provides for this receiver. [`Handler::snapshot_sent`] reports the outcome; a failure is also
-    /// reported as unreachable. At most 16 snapshots are sent concurrently, and at most one to each peer;
-    /// further snapshots are refused immediately.
+    /// `source` provides for this receiver. [`Handler::snapshot_sent`] reports the outcome. At most 16
+    /// snapshots are sent concurrently, and at most one to each peer; a further snapshot fails immediately.
+    /// If a snapshot fails later, [`Handler::unreachable`] is called, too.
     pub fn send_snapshot(&self, message: Message, source: Box<dyn SnapshotSource>) {
         self.snapshots.send(message, source);
     }
 
-    /// Returns the time since which a peer has been active without interruption: a stream from or to the peer
-    /// is up, or its pipeline accepts messages. `None` while it is inactive.
+    /// Returns the time since which a peer has been active without interruption; `None` while it is inactive.
+    /// A peer is active while a stream from it or to it is up, or while it accepts messages of the pipeline.
     pub fn active_since(&self, id: u64) -> Option<Instant> {
         self.inbox.account(id)?.active_since()
     }
 
-    /// Returns the major and minor number of the release that a peer announced last, in the headers of its
-    /// requests and streams; `None` if it announced none.
+    /// Returns the major and minor version number that a peer last announced in the headers of its requests
+    /// and answers; `None` if it has announced none.
     pub fn release(&self, id: u64) -> Option<(u32, u32)> {
         self.inbox.account(id)?.release()
     }
 
-    /// Sends a request outside of raft to a member or URL. The URI of `request` is a path and query. An answer
-    /// with any HTTP status is returned as `Ok`. Works on any executor.
+    /// Sends an HTTP request to a member or to a URL, for purposes other than raft messages. The URI of
+    /// `request` is a path and query. Returns the answer, with any HTTP status. The future works on any
+    /// executor.
     ///
     /// # Errors
     ///
-    /// Returns an error if 1024 requests are already in flight, if the member, URL or request cannot be used, if
-    /// the connection fails, if no complete answer arrives in time, if the body of the answer is longer than
-    /// 16 MiB, or if this member is stopping.
+    /// Returns an error if 1024 requests are already in flight; if the member, the URL or the request cannot
+    /// be used; if the connection fails; if no complete answer arrives in time; if the body of the answer is
+    /// longer than 16 MiB; or if this member is stopping.
     pub fn request(
         &self,
         target: Target,
@@ -120,13 +123,13 @@ impl Peers {
         self.inbox.figures()
     }
 
-    /// Closes all connections and ends the thread. Threads of snapshots end when they notice.
+    /// Closes all connections and waits for the end of the peer thread. Threads of snapshots may end later.
     pub fn stop(self) {
         drop(self);
     }
 
-    /// Stops sending and receiving messages, like [`Peers::stop`], but does not consume the value and does
-    /// not wait for the thread. For one of several owners.
+    /// Stops sending and receiving messages, like [`Peers::stop`], but does not consume the handle and does
+    /// not wait for the thread. For callers that share the handle with others.
     pub fn close(&self) {
         self.inbox.stop();
     }
@@ -138,7 +141,7 @@ impl Drop for Peers {
         if let Some(thread) = self.thread.take()
             && thread.thread().id() != std::thread::current().id()
         {
-            // The thread itself has reported its panic.
+            // The result is ignored: if the thread panicked, the panic hook has already reported that.
             let _ = thread.join();
         }
     }

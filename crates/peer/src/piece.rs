@@ -3,15 +3,15 @@ use std::io;
 use bytes::Bytes;
 use tokio::sync::mpsc;
 
-/// Part of a snapshot in transit between a thread and the network. If the channel closes before
-/// [`Piece::End`], the snapshot is incomplete, for whatever reason.
+/// Item of the channel on which a snapshot is passed between a thread and the network: a chunk of bytes, an
+/// error, or the end. If the channel closes before [`Piece::End`], the snapshot is incomplete.
 pub(crate) enum Piece {
     Bytes(Bytes),
     Failed(io::Error),
     End,
 }
 
-/// Iterator over the pieces of a snapshot that is being received, for a blocking thread.
+/// Iterator over the chunks of a snapshot that is being received. It blocks the thread until a chunk arrives.
 pub(crate) struct Incoming {
     pieces: mpsc::Receiver<Piece>,
     ended: bool,

@@ -9,7 +9,7 @@ use crate::local_member::LocalMember;
 use crate::paths;
 use crate::peer::Peer;
 
-/// etcd's text for a removed sender, in the body of a 403.
+/// etcd's message to a sender that was removed from the cluster, in the body of an answer with status 403.
 pub(crate) const REMOVED: &str = "cannot process message from removed member";
 
 /// Posts the messages queued for a peer's pipeline one by one, until the queue is empty.

@@ -14,8 +14,8 @@ use crate::peer::Peer;
 /// Minimum time between two warnings about clock drift.
 const DRIFT_WARNING_INTERVAL: Duration = Duration::from_secs(30);
 
-/// Probes a peer every 4 s, to measure the round trip time and the difference of the clocks. Runs until it is
-/// aborted.
+/// Probes a peer every 4 s, to measure the round trip time and the difference between the clocks of the two
+/// members. Runs until the task is aborted.
 pub(crate) async fn run(local: Rc<LocalMember>, peer: Rc<Peer>) {
     let mut ticks = tokio::time::interval(PROBE_INTERVAL);
     ticks.set_missed_tick_behavior(tokio::time::MissedTickBehavior::Delay);
@@ -40,7 +40,8 @@ pub(crate) async fn run(local: Rc<LocalMember>, peer: Rc<Peer>) {
     }
 }
 
-/// Returns the time of the peer's clock if the answer reports a healthy peer.
+/// Returns the time of the peer's clock from the body of an answer to a probe; `None` if the answer is not
+/// valid or does not report a healthy peer.
 fn read(body: &[u8]) -> Option<SystemTime> {
     let answer: serde_json::Value = serde_json::from_slice(body).ok()?;
     (answer.get("OK")?.as_bool()?).then(|| calendar::parse_rfc3339(answer.get("Now")?.as_str()?))?
@@ -50,7 +51,7 @@ fn drift(ours: SystemTime, theirs: SystemTime) -> Duration {
     ours.duration_since(theirs).unwrap_or_else(|later| later.duration())
 }
 
-/// Returns the answer to a probe.
+/// Returns the body of the answer to a probe of another member.
 pub(crate) fn answer() -> String {
     format!("{{\"OK\":true,\"Now\":\"{}\"}}\n", calendar::format_rfc3339(SystemTime::now()))
 }

@@ -14,14 +14,14 @@ use crate::piece::{Piece, broken_off};
 
 /// Body of a request to another member.
 pub(crate) enum RequestBody {
-    /// Body that is complete from the start.
+    /// A body that is completely known in advance; `None` once it was sent.
     Whole(Option<Segments>),
-    /// A snapshot: first its message, then pieces from the thread that reads the snapshot.
+    /// A snapshot: first its message (`envelope`), then chunks from the thread that reads the snapshot.
     Snapshot {
         envelope: Option<Segments>,
         pieces: mpsc::Receiver<Piece>,
         account: Arc<Account>,
-        /// Notified when the last piece was handed to hyper.
+        /// Notified when the last chunk was passed to hyper.
         handed_over: Rc<Notify>,
     },
 }

@@ -1,5 +1,5 @@
-//! Requests to a peer listener: [`answer`] dispatches by path and answers with etcd's statuses and texts.
-//! Paths outside of raft go to the [`crate::Handler`].
+//! Answers requests to peer listeners: [`answer`] serves the paths of etcd's protocol between members with
+//! etcd's statuses and messages, and passes requests to all other paths to the [`crate::Handler`].
 
 use std::cell::Cell;
 use std::rc::Rc;
@@ -27,7 +27,7 @@ use crate::slots::ConnectionSlot;
 use crate::stream_writer::StreamWriter;
 use crate::{paths, prober, snapshot_receiver};
 
-/// Answers a request to a peer listener with etcd's statuses and texts.
+/// Answers a request to a peer listener as etcd does, with the same status and message.
 pub(crate) async fn answer(
     hub: Rc<Hub>,
     slot: &Rc<ConnectionSlot>,
@@ -49,7 +49,7 @@ pub(crate) async fn answer(
     }
 }
 
-/// Answers a request to a path outside of raft through the handler.
+/// Lets the handler answer a request to a path that does not belong to the protocol between members.
 async fn delegate(hub: &Hub, request: Request<Incoming>) -> Response<AnswerBody> {
     let (head, body) = request.into_parts();
     let bytes_max = hub.local.handler.body_bytes_max(&head).min(REQUEST_BYTES_MAX);
@@ -65,7 +65,8 @@ async fn delegate(hub: &Hub, request: Request<Incoming>) -> Response<AnswerBody>
     hub.local.handler.http(Request::from_parts(head, body)).await.map(AnswerBody::from)
 }
 
-/// Accepts a stream that a peer dials, `msgapp/<peer id>` or `message/<peer id>`.
+/// Answers the request with which a peer dials a stream. `stream` is the end of the path: `msgapp/<peer id>`
+/// or `message/<peer id>`.
 fn open_stream(hub: &Rc<Hub>, request: &Request<Incoming>, stream: &str) -> Response<AnswerBody> {
     if request.method() != Method::GET {
         return wrong_method("GET");
@@ -109,7 +110,7 @@ fn accept_stream(
     Ok(StreamWriter::attach(Rc::clone(&hub.local), peer, kind))
 }
 
-/// Takes one message of a peer's pipeline.
+/// Receives one message of a peer's pipeline, and answers the request.
 async fn take_message(hub: &Rc<Hub>, request: Request<Incoming>) -> Response<AnswerBody> {
     if request.method() != Method::POST {
         return wrong_method("POST");
@@ -180,16 +181,16 @@ async fn accept_message(
     Ok(())
 }
 
-/// Reason why a body was not read.
+/// Reason why the body of a request was not read completely.
 enum Unread {
     TooLong,
     Broken,
-    /// Other bodies use the whole shared memory limit.
+    /// The shared memory limit would be exceeded, because other bodies are being read.
     Crowded,
 }
 
-/// Reads a body of at most `bytes_max` bytes, at the pace that [`Pace`] requires. Memory is taken as bytes
-/// arrive, within the shared limit `room`, which is given by its counter and its maximum in bytes.
+/// Reads a body of at most `bytes_max` bytes. Fails if it arrives more slowly than [`Pace`] allows. The bytes
+/// count against a memory limit that several bodies share: `room` is its counter and its maximum in bytes.
 async fn read(
     mut body: Incoming,
     bytes_max: usize,
@@ -208,7 +209,8 @@ async fn read(
         if !share.grow(piece.len(), room.1) {
             return Err(Unread::Crowded);
         }
-        // Most bodies arrive in one piece, which need not be copied.
+        // Keep the first chunk without copying it, because most bodies have only one. If there are more, all
+        // are copied into one buffer.
         if first.is_empty() && all.is_empty() {
             first = piece;
         } else {

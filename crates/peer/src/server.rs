@@ -1,5 +1,5 @@
-//! Connections that others open: [`Server`] accepts them, performs their TLS handshakes and bounds their number. `routes`
-//! answers their requests.
+//! Accepts connections of other members and clients: [`Server`] performs their TLS handshakes and limits
+//! their number. `routes` answers their requests.
 
 use std::cell::Cell;
 use std::convert::Infallible;
@@ -37,8 +37,8 @@ struct RejectionLimit {
 }
 
 impl RejectionLimit {
-    /// Counts a rejection. Returns `None` if it must not be logged, else the number of rejections not logged
-    /// since the last one.
+    /// Counts a rejection. Returns `None` if this rejection must not be logged; otherwise the number of
+    /// rejections that were not logged since the last logged one.
     fn note(&mut self, now: Instant) -> Option<u64> {
         if self.second.is_none_or(|second| now.duration_since(second) >= Duration::from_secs(1)) {
             self.second = Some(now);
@@ -53,7 +53,7 @@ impl RejectionLimit {
     }
 }
 
-/// Server of all peer listeners.
+/// Serves the connections of all peer listeners.
 pub(crate) struct Server {
     hub: Rc<Hub>,
     local: Rc<LocalMember>,
@@ -79,7 +79,8 @@ impl Server {
         }
     }
 
-    /// Accepts connections of a listener, and serves each in a task, until the task is aborted.
+    /// Accepts the connections of a listener and serves each in a separate task. Runs until the task is
+    /// aborted.
     pub(crate) async fn run(self: Rc<Self>, listener: Acceptor) {
         loop {
             match listener.accept().await {
@@ -120,17 +121,18 @@ impl Server {
         let socket = match (tls, from) {
             (Some(tls), Some(from)) => self.shake_hands(slot, stream, from, tls).await,
             (None, _) => FairStream::new(stream, self.local.write_timeout).map(Socket::plain),
-            // Does not happen: `Acceptor::new` refuses TLS on a Unix socket, because a client there has no
+            // TLS on a Unix socket. Does not happen, because `Acceptor::new` refuses it: the client has no
             // address with which its certificate could be compared.
             (Some(_), None) => return,
         };
-        // A connection that already broke is dropped without a log line.
+        // On an error the connection is closed. A failed handshake was already logged.
         if let Ok(socket) = socket {
             answer_requests(&self.hub, slot, socket).await;
         }
     }
 
-    /// Performs the TLS handshake of an accepted connection. A client that is not admitted is disconnected.
+    /// Performs the TLS handshake of an accepted connection. If the handshake fails or the client is not
+    /// admitted, this is logged and an error is returned.
     async fn shake_hands(
         &self,
         slot: &Rc<ConnectionSlot>,
@@ -161,7 +163,7 @@ impl Server {
         Ok(Socket::secured(wire, watched))
     }
 
-    /// Logs that connections are closed, at most once a second.
+    /// Logs that connections are closed because there are too many, at most once a second.
     fn log_crowded(&self, text: &str) {
         let now = Instant::now();
         if self.crowded.get().is_none_or(|at| now.duration_since(at) >= Duration::from_secs(1)) {
@@ -170,10 +172,11 @@ impl Server {
         }
     }
 
-    /// Logs a rejected connection in etcd's words; at most a few per second, others are only counted.
+    /// Reports a rejected connection to the handler, and logs it with etcd's message. Logs at most a few per
+    /// second; further ones are only counted.
     fn log_rejection(&self, from: SocketAddr, rejected: &Rejection) {
         self.local.handler.rejected();
-        // As in etcd, port probes are logged on level debug only. They connect and send nothing, and would
+        // Port probes, which connect and send nothing, are logged at level debug, as in etcd. They would
         // otherwise fill the log.
         let is_probe = rejected.failure.is_end_of_file();
         let left_out = if is_probe {
@@ -220,7 +223,7 @@ pub(crate) async fn answer_requests(
         .header_read_timeout(hub.local.read_timeout)
         .title_case_headers(true)
         .serve_connection(socket, answer);
-    // The error is ignored here: a broken connection also fails its stream writer or snapshot body, which
-    // report it.
+    // The error is ignored, because a broken connection also ends the stream or the snapshot on it, which is
+    // reported there.
     let _ = connection.await;
 }

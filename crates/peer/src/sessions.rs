@@ -1,4 +1,5 @@
-//! [`Sessions`]: the open TLS connections, with checks whether their peers are still trusted.
+//! Checks whether the peers of open TLS connections are still trusted, and closes the connections of those
+//! that are not: [`Sessions`].
 
 use std::cell::{Cell, RefCell};
 use std::io;
@@ -15,29 +16,31 @@ pub(crate) struct Sessions {
     open: RefCell<Vec<Weak<TlsConnection>>>,
 }
 
-/// Side of a connection that this member is on, with the trust settings for the other end.
+/// Tells which end of a connection this member is, with the settings that say whom it trusts at the other
+/// end.
 pub(crate) enum Side {
-    /// A connection that was accepted, and its slot.
+    /// This member has accepted the connection. Contains the connection's slot.
     Accepted(ServerTls, Rc<ConnectionSlot>),
-    /// A connection that this member has opened.
+    /// This member has opened the connection.
     Dialed(ClientTls),
 }
 
-/// One TLS connection.
+/// One open TLS connection.
 pub(crate) struct TlsConnection {
     side: Side,
     session: Session,
     /// Address or name of the other end, for the log.
     remote: String,
     ended: Cell<bool>,
-    /// True once the expiry of the certificate was reported.
+    /// True once it was reported that the certificate has expired, which is reported only once.
     told_expired: Cell<bool>,
     /// Waker of the task that reads and writes the connection.
     waker: RefCell<Option<Waker>>,
 }
 
 impl TlsConnection {
-    /// Checks that the connection may continue, and registers the task to wake when it must end.
+    /// Checks that the connection may continue, and registers the task of `cx`, which is woken when the
+    /// connection must end.
     ///
     /// # Errors
     ///
@@ -90,11 +93,11 @@ pub(crate) enum Finding {
 }
 
 impl Sessions {
-    /// Starts to watch a connection whose peer was admitted.
+    /// Adds a connection whose peer was admitted in the handshake, so that it is checked from now on.
     ///
     /// # Errors
     ///
-    /// Returns a refusal if files were replaced since then and the peer would not be admitted now.
+    /// Returns a refusal if TLS files were replaced since the handshake, and the peer is no longer trusted.
     pub(crate) fn watch(
         &self,
         side: Side,
@@ -112,8 +115,8 @@ impl Sessions {
         watched.still_trusted()?;
         let watched = Rc::new(watched);
         let mut open = self.open.borrow_mut();
-        // Closed connections are removed whenever the list would grow, so it is at most twice as long as
-        // needed.
+        // Remove closed connections before the list must grow, so that its length stays proportional to the
+        // number of open connections.
         if open.len() == open.capacity() {
             open.retain(|one| one.strong_count() > 0);
         }
@@ -121,11 +124,11 @@ impl Sessions {
         Ok(watched)
     }
 
-    /// Ends the connections whose peers are no longer trusted. Calls `say` with each finding, the peer and
-    /// the reason.
+    /// Closes the connections whose peers are no longer trusted. Calls `say` for each finding, with the
+    /// address or name of the peer and the reason.
     ///
-    /// An expired certificate closes no connection: if all certificates of a cluster expired, or one member's
-    /// clock jumped, healthy members would lose each other.
+    /// An expired certificate is reported, but does not close a connection. Otherwise healthy members would
+    /// lose each other if all certificates of a cluster expired, or if one member's clock jumped.
     pub(crate) fn end_untrusted(&self, mut say: impl FnMut(Finding, &str, &Refusal)) {
         self.open.borrow_mut().retain(|one| match one.upgrade() {
             Some(one) if !one.ended.get() => {

@@ -1,6 +1,6 @@
-//! Limits on the connections and snapshots that other members or other clients may have open:
-//! [`ConnectionSlots`] and [`SnapshotSlots`] decide which connection or snapshot is closed for a new one.
-//! They serve no connection themselves.
+//! Limits the number of accepted connections and of snapshots that are received at the same time. If a limit
+//! is reached, [`ConnectionSlots`] and [`SnapshotSlots`] decide whether a new one is refused, or which
+//! existing one is closed for it. They serve no connection themselves.
 
 use std::cell::{Cell, RefCell};
 use std::cmp::Reverse;
@@ -11,13 +11,13 @@ use std::time::{Duration, Instant};
 
 use tokio::sync::{Notify, oneshot};
 
-/// Number of connections above which a member loses its preference. A member needs only a few connections:
-/// for two streams, the pipeline, requests and a snapshot.
+/// Number of connections of one member above which its oldest connection may be closed for a new connection.
+/// A member needs only a few connections: for two streams, the pipeline, requests and a snapshot.
 const MEMBER_SLOTS: usize = 32;
 
-/// Slots for connections that are served or perform a handshake. When all slots are in use, a connection that
-/// belongs to no member is closed for the new one, so members always find a slot. The oldest connection of
-/// the address with the most such connections is closed, so that an address with many connections does not
+/// Slots for accepted connections, from the handshake on. When all slots are in use, connections that belong
+/// to no member are closed for a new one, so that members find a slot. Of these, the oldest connections of
+/// the address with the most connections are closed, so that an address with many connections does not
 /// displace others. Connections with a verified certificate are closed only if there are no others.
 pub(crate) struct ConnectionSlots {
     max: usize,
@@ -25,14 +25,14 @@ pub(crate) struct ConnectionSlots {
     next: Cell<u64>,
 }
 
-/// Slot of one connection.
+/// Slot of one accepted connection.
 pub(crate) struct ConnectionSlot {
     number: u64,
     /// Id of the member that identified itself on the connection; 0 if none did.
     pub(crate) member: Cell<u64>,
     /// Address of the other end; `None` for a Unix socket.
     pub(crate) address: Option<IpAddr>,
-    /// True if the client presented a certificate that was verified.
+    /// True once the client has presented a certificate that was verified.
     pub(crate) is_verified: Cell<bool>,
     /// Notified when the connection must end.
     pub(crate) cut: Notify,
@@ -43,15 +43,15 @@ impl ConnectionSlots {
         ConnectionSlots { max, taken: RefCell::default(), next: Cell::new(0) }
     }
 
-    /// Takes a slot for a connection. The bool is true if another connection was closed for it. `None` if no
-    /// slot can be freed.
+    /// Takes a slot for a connection from this address. Returns the slot, and true if other connections were
+    /// closed for it. Returns `None` if no slot can be freed.
     pub(crate) fn take(&self, address: Option<IpAddr>) -> Option<(Rc<ConnectionSlot>, bool)> {
         let mut taken = self.taken.borrow_mut();
         let full = taken.len() >= self.max;
         if full {
             let (address, is_verified, count) = ConnectionSlots::most_strangers(&taken);
             if count > 0 {
-                // A batch of connections is closed at once, so that the search does not run for every new
+                // Several connections are closed, so that this costly search does not run again for every new
                 // connection.
                 let batch = (self.max / 128).min(count / 2).max(1);
                 let same = |connection: &ConnectionSlot| {
@@ -97,7 +97,8 @@ impl ConnectionSlots {
             *count += 1;
         }
         for (strangers, is_verified) in strangers.into_iter().zip([false, true]) {
-            // If several addresses have equal counts, the address with the oldest connection is selected.
+            // Select the address with the most connections. Of several with equal counts, select the one with
+            // the oldest connection.
             let most = strangers.into_iter().max_by_key(|(_, (number, count))| (*count, Reverse(*number)));
             if let Some((address, (_, count))) = most {
                 return (address, is_verified, count);
@@ -106,8 +107,8 @@ impl ConnectionSlots {
         (None, false, 0)
     }
 
-    /// Returns the oldest connection of the member that has the most connections, if that member has too
-    /// many.
+    /// Returns the number of the oldest connection of the member that has the most connections; `None` if no
+    /// member has more than [`MEMBER_SLOTS`] connections.
     fn least(taken: &BTreeMap<u64, Rc<ConnectionSlot>>) -> Option<u64> {
         let mut of = BTreeMap::new();
         for connection in taken.values() {
@@ -126,13 +127,14 @@ impl ConnectionSlots {
 
 /// Slots for snapshots that are being received.
 ///
-/// Without TLS anyone can claim to be a member. Two rules keep such a client from blocking a real snapshot.
-/// First, a snapshot that comes from an address at which this member reaches the claimed sender gets a slot,
-/// unless other such snapshots hold all slots. Second, a sender has one snapshot in flight: when another one
-/// begins in the name of the same sender, the earlier ones are ended, unless they make good progress.
+/// Without TLS any client can claim to be a member. Two rules keep such a client from blocking a real
+/// snapshot. First, a snapshot that comes from an address at which this member reaches the claimed sender
+/// (`at_home`) gets a slot, unless other such snapshots hold all slots. Second, a slow snapshot is ended when
+/// another one begins in the name of the same sender, unless only the slow one is `at_home`.
 pub(crate) struct SnapshotSlots {
     max: usize,
-    /// Time for which a snapshot may arrive slowly before another snapshot may displace it.
+    /// Time in which [`CHANCE_BYTES`] of a snapshot must arrive. After that the snapshot counts as slow, and
+    /// another snapshot may displace it.
     chance: Duration,
     taken: RefCell<Vec<SnapshotSlot>>,
     next: Cell<u64>,
@@ -144,17 +146,18 @@ struct SnapshotSlot {
     at_home: bool,
     connection: Rc<ConnectionSlot>,
     progress: Rc<Progress>,
-    /// Resolves when the task that receives the snapshot has ended.
+    /// Resolves when the thread that receives the snapshot has ended.
     ended: oneshot::Receiver<()>,
 }
 
-/// Slot of a snapshot, with the snapshots that were ended for it.
+/// Result of [`SnapshotSlots::take`]: the slot of a new snapshot, and the snapshots that were ended for it.
 pub(crate) struct SnapshotAdmission {
     pub(crate) number: u64,
     pub(crate) progress: Rc<Progress>,
-    /// Dropped when the task that receives the snapshot has ended.
+    /// Dropped when the thread that receives the snapshot has ended, which the next snapshot waits for.
     pub(crate) taker: oneshot::Sender<()>,
-    /// Snapshots that were ended; each receiver resolves when the task of that snapshot has ended.
+    /// One receiver for each snapshot that was ended. It resolves when the thread that received that snapshot
+    /// has ended.
     pub(crate) before: Vec<oneshot::Receiver<()>>,
 }
 
@@ -162,13 +165,14 @@ pub(crate) struct SnapshotAdmission {
 pub(crate) struct Progress {
     /// Bytes received since the deadline was last extended.
     bytes: Cell<usize>,
-    /// True while a read waits for more bytes. `until` is the deadline for progress.
+    /// True while a read waits for more bytes. Only then can the snapshot count as slow, from the deadline
+    /// `until` on.
     waits: Cell<bool>,
     until: Cell<Instant>,
     chance: Duration,
 }
 
-/// Bytes that must arrive before each deadline.
+/// Number of bytes that must arrive before each deadline, so that a snapshot does not count as slow.
 const CHANCE_BYTES: usize = 16 << 20;
 
 impl Progress {
@@ -176,7 +180,7 @@ impl Progress {
         Progress { bytes: Cell::new(0), waits: Cell::new(true), until: Cell::new(now + chance), chance }
     }
 
-    /// Notes that `bytes` bytes have arrived and that no read waits now.
+    /// Records that `bytes` bytes have arrived, and that no read waits for more at the moment.
     pub(crate) fn note_received(&self, bytes: usize, now: Instant) {
         self.waits.set(false);
         let bytes = self.bytes.get() + bytes;
@@ -186,15 +190,15 @@ impl Progress {
         }
     }
 
-    /// Notes that a read waits again. `paused` is the time during which this member did not read; the
-    /// deadline is extended by this time.
+    /// Records that a read waits for bytes again. `paused` is the time for which this member did not read;
+    /// the deadline is extended by this time, because the sender could not make progress.
     pub(crate) fn note_wait(&self, paused: Duration) {
         self.waits.set(true);
         self.until.set(self.until.get() + paused);
     }
 
-    /// Notes that the whole snapshot has arrived. From now on only this member's own work takes time, so
-    /// there is no deadline.
+    /// Records that the whole snapshot has arrived. From now on there is no deadline, because only this
+    /// member's own work takes time.
     pub(crate) fn note_complete(&self) {
         self.waits.set(false);
     }
@@ -209,11 +213,14 @@ impl SnapshotSlots {
         SnapshotSlots { max, chance, taken: RefCell::default(), next: Cell::new(0) }
     }
 
-    /// Takes a slot for a snapshot that arrives on `connection` in the name of `from`. `at_home` means that
-    /// the snapshot comes from the sender's address; such a snapshot ends all snapshots that come from other
-    /// addresses. Slow snapshots are also ended: those of the same sender, and those of any sender if no slot
-    /// is free. Snapshots are ended even if slots are free, because only one snapshot is received at a time
-    /// and the new one would have to wait. Returns `None` if no slot can be freed.
+    /// Takes a slot for a snapshot that arrives on `connection` in the name of `from`. `at_home` is true if
+    /// it comes from an address at which this member reaches `from`. Returns `None` if the snapshot must be
+    /// refused.
+    ///
+    /// A snapshot that is `at_home` ends all snapshots that are not. Slow snapshots are ended, too: those in
+    /// the name of the same sender, and those of any sender if no slot is free. But a snapshot that is not
+    /// `at_home` ends none that is. Snapshots are ended even if slots are free, because the handler processes
+    /// one snapshot at a time, and the new one would have to wait.
     pub(crate) fn take(
         &self,
         connection: &Rc<ConnectionSlot>,
@@ -234,8 +241,9 @@ impl SnapshotSlots {
             before.push(slot.ended);
         }
         let is_well = |slot: &SnapshotSlot| slot.from == from && slot.at_home && !slot.progress.is_slow(now);
-        // A snapshot that does not come from the sender's address must not start before one that does: the
-        // latter may still wait for the end of other snapshots.
+        // Refuse a snapshot that is not `at_home` while one in the name of the same sender is `at_home` and
+        // not slow. The latter may still be waiting for the end of other snapshots, and the new one must not
+        // begin before it.
         if taken.len() >= self.max || !at_home && taken.iter().any(is_well) {
             return None;
         }

@@ -19,10 +19,10 @@ use crate::peer::Peer;
 use crate::piece::Piece;
 use crate::request_body::RequestBody;
 
-/// Maximum number of bytes read from the answer to a refused snapshot.
+/// Maximum number of bytes that are read from the body of an answer that refuses a snapshot.
 const REFUSAL_BYTES_MAX: usize = 64 * 1024;
 
-/// Posts a snapshot to a peer, and waits for its answer.
+/// Posts a snapshot to a peer, and waits for the peer's answer.
 pub(crate) async fn post(
     local: &LocalMember,
     peer: &Peer,
@@ -62,8 +62,9 @@ pub(crate) async fn post(
         let body = body.map(|body| body.to_bytes()).unwrap_or_default();
         Err(PostError::Snapshot(status, String::from_utf8_lossy(&body).trim_end().to_owned()))
     };
-    // The time limit for the answer starts after the last piece. The pieces have no total time limit, because
-    // their number varies; the connection's write timeout checks that they make progress.
+    // The time limit for the answer starts after the last chunk. Sending the chunks has no time limit in
+    // total, because snapshots differ in size; the connection's write timeout ends a transfer that makes no
+    // progress.
     let patience = async {
         handed_over.notified().await;
         tokio::time::sleep(SNAPSHOT_ANSWER_TIMEOUT).await;
@@ -72,7 +73,8 @@ pub(crate) async fn post(
         First::Left(outcome) => outcome,
         First::Right(()) => Err(ExchangeError::TimedOut(SNAPSHOT_ANSWER_TIMEOUT).into()),
     };
-    // A refusal arrives before the whole body is sent; closing the connection stops the rest of the body.
+    // Close the connection. If the peer has refused the snapshot before the whole body was sent, this ends
+    // the transfer of the rest.
     drop(link);
     outcome
 }

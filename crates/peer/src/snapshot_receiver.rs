@@ -1,6 +1,6 @@
-//! Receiving end of `POST /raft/snapshot`: [`receive`] reads the message at the front, then passes the bytes
-//! to the handler piece by piece, on a separate thread. This module knows which format the bytes have, but
-//! does not interpret them.
+//! Receives snapshots that other members send with `POST /raft/snapshot`: [`receive`] reads the message at
+//! the front of the body, and passes the rest to the handler chunk by chunk, on a separate thread. This
+//! module knows the format of the snapshot, but does not interpret it.
 
 use std::fmt;
 use std::io;
@@ -35,7 +35,8 @@ use crate::slots::{ConnectionSlot, Progress, SnapshotAdmission};
 
 type Refusal = Box<Response<AnswerBody>>;
 
-/// Receives a snapshot. Answers 204 if the handler accepted it, 500 with the handler's text if not.
+/// Receives a snapshot. Answers 204 if the handler has accepted it, and 500 with the handler's message if the
+/// handler has refused it.
 pub(crate) async fn receive(
     hub: &Rc<Hub>,
     slot: &Rc<ConnectionSlot>,
@@ -47,8 +48,8 @@ pub(crate) async fn receive(
     let (head, mut body) = request.into_parts();
     let taken = take(hub, slot, &head.headers, &mut body).await;
     if taken.is_err() {
-        // The answer is sent while the sender still writes the body. Closing the connection now, with unread
-        // bytes, could destroy the answer in flight.
+        // Read the rest of the body and discard it. The sender may still be writing the body, and if the
+        // connection were closed with unread bytes, the sender might not receive the answer.
         tokio::task::spawn_local(drain(body, hub.local.read_timeout));
     }
     stamp(
@@ -78,8 +79,8 @@ async fn take(
     if let Some((id, urls)) = identity::sender(headers) {
         hub.add_remote(id, &urls);
     }
-    // Nothing is read from unknown senders. A member that was just added may already know this member, before
-    // this member knows it.
+    // Refuse a sender that is neither a member nor a remote before the body is read. Remotes are accepted,
+    // because a member that was just added may send a snapshot before this member knows that it was added.
     let known = headers.get(identity::SERVER_FROM).and_then(|id| identity::parse_id(id.to_str().ok()?));
     if known.is_none_or(|id| hub.inbox.account(id).is_none()) {
         hub.inbox.count_unknown_snapshot_failure();
@@ -120,11 +121,11 @@ async fn take(
     };
     let SnapshotAdmission { number, progress, taker, before } = admission;
     let mut receiving = Receiving::begin(hub, number, &account);
-    // The handler processes one snapshot at a time, so the snapshots that were ended for this one must finish
-    // first.
+    // Wait until the snapshots that were ended for this one have finished, because the handler processes one
+    // snapshot at a time.
     let ends = async {
         for one in before {
-            // The other end is only dropped, so the result is always an error; only the wait matters.
+            // Nothing is ever sent: the other end is dropped, which ends the wait with an error.
             let _ = one.await;
         }
     };
@@ -146,7 +147,7 @@ async fn take(
     }
 }
 
-/// Reads the message at the front of a snapshot. Returns it with the bytes that followed it.
+/// Reads the message at the front of the body. Returns it with the bytes after it that have already arrived.
 async fn read_envelope(
     body: &mut Incoming,
     pace: &mut Pace,
@@ -185,13 +186,13 @@ async fn read_envelope(
 enum EnvelopeError {
     /// The length of the message exceeds the limit.
     Length(DecodeError),
-    /// The bytes are not a valid message.
+    /// The bytes are not a valid raft message.
     Message(prost::DecodeError),
-    /// The connection broke, or was too slow.
+    /// The connection broke, or the sender was too slow.
     Broken(io::Error),
     /// The request ended before the message was complete.
     Ended,
-    /// Other messages use all the memory for messages from members.
+    /// The shared memory limit for messages from members would be exceeded.
     Crowded,
 }
 
@@ -214,9 +215,9 @@ impl std::error::Error for EnvelopeError {}
 enum ReceiveError {
     /// No thread can be started for the snapshot.
     NoThread(io::Error),
-    /// The handler refused the snapshot; its text is sent to the sender.
+    /// The handler refused the snapshot with this error, whose message is sent to the sender.
     Handler(BoxError),
-    /// The thread of the handler ended without a result, which is a bug.
+    /// The thread that runs the handler ended without a result. Happens only if the handler panicked.
     NoResult,
 }
 
@@ -232,7 +233,8 @@ impl fmt::Display for ReceiveError {
 
 impl std::error::Error for ReceiveError {}
 
-/// Passes the pieces to the handler, which runs on a separate thread, as fast as the handler takes them.
+/// Runs the handler on a separate thread, and passes the chunks of the snapshot to it as fast as it takes
+/// them.
 async fn hand_over(
     hub: &Hub,
     (account, progress): (&Arc<Account>, &Progress),
@@ -248,7 +250,7 @@ async fn hand_over(
         let mut pieces = piece::Incoming::new(pieces);
         let result = handler.receive_snapshot(message, form, &mut pieces);
         drop(taker);
-        // The receiver of the result may have been dropped with the request.
+        // An error means that the request was cancelled meanwhile, so that the result is not needed.
         let _ = done.send(result);
     };
     let thread = std::thread::Builder::new().name("snapshot-receive".to_owned()).spawn(work);
@@ -276,7 +278,8 @@ async fn hand_over(
             };
             let is_last = !matches!(piece, Piece::Bytes(_));
             let given = Instant::now();
-            // A handler that takes no more pieces has already decided about the snapshot.
+            // Stop after the last chunk, or if the handler takes no more chunks because it has already
+            // accepted or refused the snapshot.
             if give.send(piece).await.is_err() || is_last {
                 break;
             }
@@ -291,14 +294,16 @@ async fn hand_over(
     }
 }
 
-/// Reads and discards the rest of a body for a limited time.
+/// Reads the rest of a body and discards it, for at most this time.
 async fn drain(mut body: Incoming, at_most: Duration) {
     let all = async { while let Some(Ok(_)) = body.frame().await {} };
-    // If the sender still sends after this time, the connection is closed.
+    // The result is ignored: the body is dropped now, whether it has ended or the time is over. If the sender
+    // is still sending, the connection is closed.
     let _ = tokio::time::timeout(at_most, all).await;
 }
 
-/// Snapshot being received. Its slot is freed when this value is dropped, even if the request is cancelled.
+/// Guard for a snapshot that is being received. Dropping it frees the snapshot's slot and counts the result,
+/// even if the request is cancelled.
 struct Receiving<'a> {
     hub: &'a Hub,
     number: u64,

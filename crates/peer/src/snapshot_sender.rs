@@ -12,10 +12,10 @@ use crate::options::{Field, Level, Log, SNAPSHOT_PIECES_MAX, SNAPSHOTS_SENT_MAX}
 use crate::piece::Piece;
 use crate::target::Target;
 
-/// Path at which a Mainstay member reports which data of the snapshot it already has, so that the sender can
-/// omit it.
+/// Path at which a Mainstay member reports which data it already has, so that the sender can omit this data
+/// from the snapshot.
 const RECEIVER_PATH: &str = "/mainstay/snapshot?format=2";
-/// Time limit for the answer from [`RECEIVER_PATH`].
+/// Time limit for the receiver's answer to the request to [`RECEIVER_PATH`].
 const RECEIVER_TIMEOUT: Duration = Duration::from_secs(5);
 
 /// Sends snapshots, each on a separate thread.
@@ -46,8 +46,8 @@ impl SnapshotSender {
         let sending = Arc::clone(&self.sending);
         let work = move || {
             let sent = send(&inbox, message, source);
-            // The entry is removed before the report, because the handler may react to the report by sending
-            // the next snapshot.
+            // Remove the peer's entry before the handler is told the result: the handler may then immediately
+            // send the next snapshot, which would be refused otherwise.
             sending.lock().unwrap_or_else(PoisonError::into_inner).remove(&to);
             let id = format!("{to:x}");
             match &sent {
@@ -91,8 +91,8 @@ fn send(inbox: &Inbox, mut message: Message, mut source: Box<dyn SnapshotSource>
         let receiver = match answered {
             Ok(answer) if answer.status() == http::StatusCode::OK => Some(answer.into_body()),
             Ok(answer) if answer.status() == http::StatusCode::NOT_FOUND => None,
-            // Only a 404 indicates a member that runs etcd; any other status is a failure, for example of a
-            // busy member.
+            // Only a 404 means that the member runs etcd. Any other status is an error, for example of a busy
+            // member.
             Ok(answer) => {
                 let text = String::from_utf8_lossy(answer.body()).trim_end().to_owned();
                 return Err(PostError::Snapshot(answer.status(), text));
@@ -120,8 +120,8 @@ fn send(inbox: &Inbox, mut message: Message, mut source: Box<dyn SnapshotSource>
                 }
                 None => Piece::End,
             };
-            // The receiver of the pieces is dropped when the connection broke; the result below contains the
-            // reason.
+            // Stop if the chunk cannot be passed on, because the connection has ended. `sent` below contains
+            // the reason.
             if give.blocking_send(piece).is_err() || failure.is_some() {
                 break;
             }

@@ -1,4 +1,5 @@
-//! A connection with hyper's I/O traits, with or without TLS: [`Socket`].
+//! Provides connections between members, with or without TLS, to hyper: [`Socket`] implements hyper's I/O
+//! traits.
 
 use std::io::{self, IoSlice};
 use std::net::IpAddr;
@@ -12,10 +13,11 @@ use transport::Wire;
 use crate::fair_stream::FairStream;
 use crate::sessions::TlsConnection;
 
-/// Connection with hyper's I/O traits. Writes fail if the other end takes no bytes for too long.
+/// Connection with hyper's I/O traits. A write fails if the kernel accepts no bytes within the write timeout,
+/// and any operation fails if the other end is no longer trusted.
 pub(crate) struct Socket {
     wire: Wire<FairStream>,
-    /// Handle that shows when the other end of a TLS connection is no longer trusted.
+    /// State of the TLS connection, which tells whether the other end is still trusted; `None` without TLS.
     tls: Option<Rc<TlsConnection>>,
 }
 
@@ -24,7 +26,7 @@ impl Socket {
         Socket { wire: Wire::Plain(stream), tls: None }
     }
 
-    /// Creates the socket of a TLS connection after its handshake.
+    /// Creates the socket for a TLS connection whose handshake is complete.
     pub(crate) fn secured(wire: Wire<FairStream>, tls: Rc<TlsConnection>) -> Socket {
         Socket { wire, tls: Some(tls) }
     }
@@ -48,11 +50,12 @@ impl Read for Socket {
         self.check(cx)?;
         let polled = Read::poll_read(Pin::new(&mut self.wire), cx, into);
         let Wire::Tls(stream) = &mut self.wire else { return polled };
-        // Many small records are expensive.
+        // Count additional bytes as read for small TLS records, which are expensive to process.
         let surplus = stream.take_surplus();
         stream.below_mut().count_as_read(surplus);
-        // Sends the answer to received TLS records, because this end may have no data to write. A failure to
-        // send it is reported only if the read neither returned data nor failed.
+        // Some TLS records must be answered, for example key updates. Send the answer here, because this end
+        // may have no data to write. If sending fails, that is returned only if the read is pending;
+        // otherwise the result of the read is returned.
         let answered = stream.poll_answer(cx);
         if polled.is_pending() {
             let _ = answered?;

@@ -1,5 +1,6 @@
-//! Dialing side of a stream: [`run`] dials one stream of a peer repeatedly, reads its messages, and passes
-//! them to the handler. This module does not validate messages.
+//! Receives messages of a peer on a stream that this member dials: [`run`] dials one stream, reads the
+//! messages and passes them to the handler, and dials again when the stream ends. This module does not
+//! validate messages.
 
 use std::error::Error;
 use std::fmt;
@@ -30,14 +31,14 @@ use crate::peer::{Kind, Peer};
 use crate::request_body::RequestBody;
 use crate::socket::Socket;
 
-/// Number of failed dials before the interval between dials grows.
+/// Number of consecutive failed dials after which the interval between dials grows.
 const QUICK_DIALS: u32 = 10;
-/// Maximum number of bytes read from a refusal.
+/// Maximum number of bytes that are read from the body of an answer that refuses a stream.
 const REFUSAL_BYTES_MAX: usize = 4096;
 
 type Connection = hyper::client::conn::http1::Connection<Socket, RequestBody>;
 
-/// Dials one stream of a peer repeatedly and reads it, until the task is aborted.
+/// Dials one stream of a peer and reads it, and dials again when it ends. Runs until the task is aborted.
 pub(crate) async fn run(local: Rc<LocalMember>, peer: Rc<Peer>, kind: Kind) {
     let mut failures = 0_u32;
     let mut said = String::new();
@@ -68,7 +69,8 @@ pub(crate) async fn run(local: Rc<LocalMember>, peer: Rc<Peer>, kind: Kind) {
                 failures = failures.saturating_add(1);
                 let text = error.to_string();
                 peer.failed(&local, &text);
-                // Repeated errors with the same text are logged once.
+                // An error is logged only if its message differs from the last one, so that a peer that is
+                // down does not fill the log.
                 if said != text {
                     local.log_peer(Level::Warn, "cannot dial a stream of a peer", peer.id, &text);
                     said = text;
@@ -90,17 +92,17 @@ enum DialError {
     NoUrl(NoUrl),
     /// The peer did not answer in time.
     TimedOut,
-    /// The connection failed, or broke before the answer.
+    /// The connection failed, or broke before the peer had answered.
     Exchange(ExchangeError),
-    /// The path of the stream is not a valid URI, which is a bug.
+    /// The path of the stream is not a valid URI. Does not happen, unless there is a bug.
     Path(InvalidUri),
-    /// The peer does not know this member yet; contains the peer's text.
+    /// The peer does not know this member yet. Contains the peer's message.
     NotKnownYet(String),
     /// The peer reports that this member was removed.
     Removed,
-    /// The peer belongs to another cluster or has an incompatible version; contains its text.
+    /// The peer belongs to another cluster or has an incompatible version. Contains the peer's message.
     Refused(String),
-    /// The peer answered with another status; contains status and text.
+    /// The peer refused the stream with another status. Contains the status and the peer's message.
     Status(StatusCode, String),
 }
 
@@ -141,9 +143,9 @@ impl Error for DialError {
     }
 }
 
-/// Established stream.
+/// Stream that a peer has accepted.
 struct Stream {
-    /// HTTP connection; `None` once it has ended.
+    /// Future that drives the HTTP connection; `None` once it has ended.
     connection: Option<Pin<Box<Connection>>>,
     body: Incoming,
 }
@@ -226,7 +228,7 @@ async fn attempt(
 }
 
 impl Stream {
-    /// Reads until the stream ends. Returns the reason.
+    /// Reads messages until the stream ends, and returns the reason why it ended.
     async fn read(mut self, local: &LocalMember, peer: &Peer, kind: Kind) -> String {
         let mut decoder = match kind {
             Kind::App => Decoder::of_apps(local.identity.local_id, peer.id),
@@ -237,8 +239,8 @@ impl Stream {
         let mut alarm = pin!(tokio::time::sleep_until(heard + local.read_timeout));
         poll_fn(|cx| {
             let (mut bytes, mut ended) = (0, None);
-            // hyper delivers one piece at a time, so the connection and the body are polled alternately until
-            // both are pending.
+            // Each poll of the connection lets hyper deliver at most one chunk to the body. So the connection
+            // and the body are polled in turn until both are pending.
             loop {
                 let before = bytes;
                 if let Some(connection) = &mut self.connection
@@ -290,7 +292,8 @@ impl Stream {
     }
 }
 
-/// Passes on the messages for this member. A MsgSnap on a stream is dropped, because its snapshot is missing.
+/// Passes the messages that are addressed to this member to the handler and drops the others. A MsgSnap is
+/// dropped, too: the data of a snapshot does not arrive on streams.
 fn deliver(local: &LocalMember, peer: &Peer, messages: &mut Vec<Message>) {
     let came = messages.len();
     messages.retain(|message| {

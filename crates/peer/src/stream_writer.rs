@@ -12,12 +12,14 @@ use crate::frame_buffer::{FrameBuffer, Segments};
 use crate::local_member::LocalMember;
 use crate::peer::{Kind, Peer};
 
-/// Bytes handed to the connection at once, exceeded by at most one message.
+/// Number of bytes after which no more messages are encoded for one write. Only the last message may exceed
+/// it.
 const WRITE_BYTES: usize = 256 * 1024;
-/// Number of link heartbeats within one read timeout.
+/// Number of link heartbeats that an idle stream sends within one read timeout.
 const HEARTBEATS: u32 = 3;
 
-/// Writes a stream that a peer dialed, as the body of the answer to its GET.
+/// Sends messages to a peer on a stream that the peer has dialed. The messages are the body of the answer to
+/// the peer's GET request.
 pub(crate) struct StreamWriter {
     local: Rc<LocalMember>,
     peer: Rc<Peer>,
@@ -30,7 +32,7 @@ pub(crate) struct StreamWriter {
 }
 
 impl StreamWriter {
-    /// Creates the writer, which replaces the previous stream of this kind.
+    /// Creates the writer for a new stream, which replaces the peer's previous stream of this kind.
     pub(crate) fn attach(local: Rc<LocalMember>, peer: Rc<Peer>, kind: Kind) -> StreamWriter {
         let generation = peer.attach(&local, kind);
         let heartbeat = Box::pin(tokio::time::sleep(heartbeat_interval(&local)));
@@ -46,7 +48,8 @@ impl StreamWriter {
         }
     }
 
-    /// Returns the queued messages, encoded; `None` if another stream has replaced this one.
+    /// Becomes ready with encoded messages or a link heartbeat; with `None` if the stream has ended or
+    /// another one has replaced it.
     pub(crate) fn poll_segments(&mut self, cx: &mut Context<'_>) -> Poll<Option<Segments>> {
         if !self.peer.watch(self.kind, self.generation, cx.waker()) {
             return Poll::Ready(None);
@@ -66,8 +69,8 @@ impl StreamWriter {
         Poll::Ready(Some(self.buffer.take()))
     }
 
-    /// Becomes ready when nothing was written for the heartbeat interval, with a link heartbeat in the
-    /// buffer.
+    /// Becomes ready when nothing was written for the heartbeat interval, after a link heartbeat was added to
+    /// the buffer.
     fn poll_heartbeat(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let interval = heartbeat_interval(&self.local);
         loop {

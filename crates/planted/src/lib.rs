@@ -1,16 +1,16 @@
-//! Bugs that are planted on purpose, to show that the simulator finds them.
+//! Lets the simulator plant bugs on purpose, one at a time, to show that its tests find them.
 //!
-//! The crate is a switch: at places where a bug can be planted, the code calls [`is`] to find out if it must
-//! behave wrongly in this run of the simulator. Without the feature `armed`, which only the simulator's own
-//! builds enable, the result is a constant `false` and the wrong code is not compiled into the program. In
-//! addition some places report how much work they do in one step ([`looked_at`]), so that the simulator can
-//! check that this work is bounded. Without the feature nothing is counted.
+//! The crate contains only the switch. At each place where a bug can be planted, the code calls [`is`] and
+//! behaves wrongly if the result is true. Only the simulator's own builds enable the feature `armed`. Without
+//! it the result is the constant `false`, and the wrong code is not compiled into the program.
 //!
-//! The crate does not contain the wrong behavior itself, which is implemented at the places where the bugs
-//! are planted.
+//! In addition, some places report how much work they do in one step ([`looked_at`]), so that the simulator
+//! can check that this work is bounded. Without the feature nothing is counted.
 //!
-//! Start reading with [`Bug`], the list of bugs. Invariant: without the feature `armed`, [`is`] costs
-//! nothing. Tests: `cargo test -p mainstay-sim --features planted`.
+//! The wrong behavior itself is implemented at the places where the bugs are planted, and not in this crate.
+//!
+//! Start reading with [`Bug`], the list of bugs. Invariant: without the feature `armed`, [`is`] takes no
+//! time. Tests: `cargo test -p mainstay-sim --features planted`.
 
 #![forbid(unsafe_code)]
 
@@ -28,12 +28,12 @@ macro_rules! bugs {
             /// All bugs.
             pub const ALL: &[Bug] = &[$(Bug::$bug),+];
 
-            /// Returns the name of the bug on a command line.
+            /// Returns the name by which a command line selects the bug.
             pub fn name(self) -> &'static str {
                 match self { $(Bug::$bug => $name),+ }
             }
 
-            /// Returns a sentence that describes the wrong behaviour.
+            /// Returns a description of the wrong behavior.
             pub fn about(self) -> &'static str {
                 match self { $(Bug::$bug => concat!($($doc),+).trim_ascii()),+ }
             }
@@ -49,7 +49,7 @@ bugs! {
     SyncErrorIgnored = "sync-error-ignored";
     /// log: a segment is used although its directory entry was never made durable.
     DirectoryNotSynced = "directory-not-synced";
-    /// log: the identity of a segment can be computed from ids that clients know, so a client can forge a
+    /// log: the checksums in a segment can be computed from ids that clients know, so a client can forge a
     /// value that recovery takes for log records.
     SegmentGuessable = "segment-guessable";
     /// log: the vote is left out of the hard state, so a restarted member may vote twice in a term.
@@ -59,12 +59,13 @@ bugs! {
     /// log: an invalid record anywhere is taken for the end of the log, even if acknowledged records follow
     /// it.
     DamageTakenForTornEnd = "damage-taken-for-torn-end";
-    /// log: a log that ends before the end recorded at the last start is treated as one with a torn end.
+    /// log: a log that ends before the position recorded at the last start is opened, as if only an
+    /// unfinished write were missing.
     NotedEndIgnored = "noted-end-ignored";
     /// log: when zeros end the log, recovery does not search for records after them, so that an acknowledged
     /// write that the disk has lost goes unnoticed.
     HoleTakenForEnd = "hole-taken-for-end";
-    /// log: a value is returned as read, even if its checksum does not match.
+    /// log: a value that was read is returned even if its checksum does not match.
     ValueUnverified = "value-unverified";
     /// log: a run of a checkpoint gets its final name before it is synced.
     CheckpointTorn = "checkpoint-torn";
@@ -79,11 +80,11 @@ bugs! {
     /// consensus: a forwarded proposal is accepted in any term, although its sender may have proposed it
     /// again.
     ForwardedInAnyTerm = "forwarded-in-any-term";
-    /// consensus: a removed leader stops sending immediately, even if no other member knows that its removal
-    /// is committed.
+    /// consensus: a leader that was removed stops sending messages immediately, even if no other member knows
+    /// that the removal is committed.
     RemovedLeaderSilent = "removed-leader-silent";
-    /// consensus: a member learns that its removal is committed before the other members have that commit
-    /// index on disk.
+    /// consensus: a removed member is told that its removal is committed before the other members have the
+    /// commit index of the removal on disk.
     RemovalToldUnnoted = "removal-told-unnoted";
     /// consensus: commands forwarded to a leader that runs etcd are proposed again, although that leader may
     /// still propose them.
@@ -93,14 +94,14 @@ bugs! {
     /// machine: whether a put is refused for lack of space depends on the progress of this member's physical
     /// compaction.
     ApplyDependsOnMember = "apply-depends-on-member";
-    /// machine: apply cannot decode the deepest nesting that a shard accepts, because a log entry adds one
-    /// level of nesting.
+    /// machine: the most deeply nested requests that a shard accepts cannot be decoded when they are applied,
+    /// because a log entry adds one level of nesting.
     ApplyCountsLevels = "apply-counts-levels";
     /// machine: a revoked lease loses its keys, but continues to exist.
     LeaseRevived = "lease-revived";
     /// machine: after a restart the last key of the checkpoint is not attached to its lease any more.
     LeaseKeyForgotten = "lease-key-forgotten";
-    /// machine: a transaction of several operations with a deletion skips its last operation.
+    /// machine: a transaction that has several operations, one of them a deletion, skips its last operation.
     TransactionCutShort = "transaction-cut-short";
     /// machine: a comparison of a transaction uses the state before the last revision.
     CompareOnOldState = "compare-on-old-state";
@@ -109,10 +110,11 @@ bugs! {
     CompactRevisionForgotten = "compact-revision-forgotten";
     /// machine: merging the runs of a checkpoint drops the version that is current at the compact revision.
     CompactionDropsCurrent = "compaction-drops-current";
-    /// machine: a moved value is not counted for its new segment, so that the segment may be deleted while it
-    /// contains the value.
+    /// machine: a value that was relocated in the log is not counted for its new segment, so that the segment
+    /// may be deleted while it contains the value.
     MovedValueNotCounted = "moved-value-not-counted";
-    /// server: the applied index of a checkpoint is one higher than that of its state.
+    /// server: a checkpoint records an applied index that is one higher than the last entry that its state
+    /// contains.
     AppliedIndexEarly = "applied-index-early";
     /// machine: a long read continues at the newest revision instead of at the revision where it began.
     LongReadMixesRevisions = "long-read-mixes-revisions";
@@ -127,14 +129,15 @@ bugs! {
     CheckpointByEntriesAlone = "checkpoint-by-entries-alone";
     /// server: a NOSPACE alarm that the disk raised stays although the disk has free space again.
     DiskAlarmStays = "disk-alarm-stays";
-    /// server: the cause of NOSPACE is written only beside the log, and a crash may happen before that.
+    /// server: the cause of a NOSPACE alarm is not read from the log entry that raised the alarm, but only
+    /// from a separate file, which may be missing after a crash.
     AlarmCauseForgotten = "alarm-cause-forgotten";
     /// server: a leader counts its entries as synced when it passes them to its log.
     LeaderCountsUnsynced = "leader-counts-unsynced";
     /// server: a leader answers linearizable reads without checking that it is still the leader.
     StaleRead = "stale-read";
-    /// server: a read is answered once the leader has confirmed it, although this member has not applied up
-    /// to its index.
+    /// server: a linearizable read is answered once the leader has confirmed it, although this member has not
+    /// applied all entries up to the index of the read.
     ReadBeforeApplied = "read-before-applied";
     /// server: waiting commands are proposed again as soon as there is a new leader, although the log of that
     /// leader may already contain them.
@@ -142,26 +145,27 @@ bugs! {
     /// machine: a new learner is checked against the limit of each member's own option, and not against the
     /// limit in the log entry.
     LearnersByMember = "learners-by-member";
-    /// server: a campaign that the raft node refuses stops the member.
+    /// server: the member stops if its raft node refuses to start an election.
     RefusalFatal = "refusal-fatal";
     /// server: a leader proposes its own removal without transferring the leadership first.
     RemovedLeading = "removed-leading";
     /// server: waiting commands may be proposed again although an installed snapshot may contain them.
     ProposedAgainAfterSnapshot = "proposed-again-after-snapshot";
-    /// server: a value that a transaction compares, and that the disk cannot read, stops the member.
+    /// server: the member stops if a value that a transaction compares cannot be read from the disk.
     UnreadableValueIsFatal = "unreadable-value-is-fatal";
     /// machine: a deletion that runs in slices ends after the first slice.
     SlicedDeletionCutShort = "sliced-deletion-cut-short";
-    /// machine: entries that are applied together in one step do not use up the budget of that step.
+    /// machine: entries that are applied together in one step do not count against the limit of work of that
+    /// step.
     EntriesAtOnceAreFree = "entries-at-once-are-free";
     /// core: a partly applied entry counts as applied, so that linearizable reads are answered without it.
     HalfWayCountsAsApplied = "half-way-counts-as-applied";
-    /// readers: reads of the core wait behind reads of clients.
+    /// readers: reads of values that the core needs are queued behind the reads of clients.
     CoreReadsInTheQueue = "core-reads-in-the-queue";
-    /// readers: values that were read and that no call takes still count as being read, so that other reads
-    /// wait for them.
+    /// readers: values that were read and that no call has taken yet still count as being read, so that other
+    /// reads wait for them.
     UntakenHoldsUpReads = "untaken-holds-up-reads";
-    /// core: proposals forwarded by followers are proposed however much the log has queued.
+    /// core: proposals that followers have forwarded are proposed even if the log has too much queued.
     HandedOnWithoutRoom = "handed-on-without-room";
     /// server: a snapshot is acknowledged before it is durable.
     SnapshotAcknowledgedEarly = "snapshot-acknowledged-early";
@@ -174,8 +178,8 @@ bugs! {
     /// server: a lease expires by its leader's clock although a renewal that arrived in time is queued, or
     /// apply is behind.
     LeasesExpireBehind = "leases-expire-behind";
-    /// server: reads whose round is confirmed are kept until this member has applied up to their index, even
-    /// if no client waits for them.
+    /// server: linearizable reads that the leader has confirmed are kept until this member has applied all
+    /// entries up to their index, even if no client waits for them any more.
     ConfirmedReadsKept = "confirmed-reads-kept";
     /// server: a renewal does not cancel a lease checkpoint that is still on its way into the log.
     NoteOverRenewal = "note-over-renewal";
@@ -199,33 +203,35 @@ bugs! {
     AnsweredWithoutValues = "answered-without-values";
     /// server: a client gets a progress notification before it has all events up to that revision.
     ProgressAhead = "progress-ahead";
-    /// server: a client gets a progress notification at a revision below one that a watch has read as
-    /// history.
+    /// server: a client gets a progress notification at a revision that is lower than that of an event which
+    /// its watch has already sent from the history.
     ProgressBelowHistory = "progress-below-history";
-    /// server: the tree of watched ranges gets as deep as the order of the clients' watches makes it.
+    /// server: the tree of watched ranges is not balanced, so that it can become as deep as the number of
+    /// watches, depending on their order.
     WatchTreeDegenerates = "watch-tree-degenerates";
-    /// server: a leader starts the clocks of all leases in one turn, however many leases exist.
+    /// server: a leader computes the deadlines of all leases in one turn, however many leases exist.
     LeasesAllAtOnce = "leases-all-at-once";
-    /// server: the clocks of leases also run, and are kept, on members that are not the leader.
+    /// server: the deadlines of leases are also computed, and kept, on members that are not the leader.
     LeaseClocksKept = "lease-clocks-kept";
     /// server: the memory of messages from other members is never freed.
     ArrivalsKept = "arrivals-kept";
-    /// machine: only the branch of a transaction for comparisons that hold is checked for permissions.
+    /// machine: permissions are checked only for the operations that a transaction makes if its comparisons
+    /// succeed, and not for those that it makes if they fail.
     SecondBranchUngated = "second-branch-ungated";
     /// machine: cached permissions of a user are used although users or roles have changed since.
     RightsCacheStale = "rights-cache-stale";
-    /// machine: the permission of an entry's user is not checked again when the entry is applied.
+    /// machine: the permissions of the user of an entry are not checked again when the entry is applied.
     GateAtArrivalOnly = "gate-at-arrival-only";
     /// machine: an entry is applied although users or roles have changed since its token was checked.
     TokenRevisionIgnored = "token-revision-ignored";
-    /// machine: a state that is sent to another member comes without users and roles.
+    /// machine: a snapshot that is sent to another member does not contain the users and roles.
     SnapshotWithoutAuth = "snapshot-without-auth";
     /// server: a watch continues although its user may no longer read its keys.
     WatchNotReviewed = "watch-not-reviewed";
     /// server: tokens stay valid when their user gets another password or is deleted.
     TokenOutlivesUser = "token-outlives-user";
-    /// server: a user's renewal of a lease waits for the end of a long entry, and the lease expires in the
-    /// meantime.
+    /// server: the renewal of a lease by a user waits until a long entry is applied, and the lease expires
+    /// meanwhile.
     RenewalWaitsForEntry = "renewal-waits-for-entry";
     /// core: a turn answers all waiting requests of clients, however much work they need.
     QuestionsAllAtOnce = "questions-all-at-once";
@@ -236,20 +242,21 @@ bugs! {
     RevokedConnectionsKept = "revoked-connections-kept";
 }
 
-/// An amount of work in one step that must be bounded.
+/// A kind of work whose amount in one step must be bounded.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Measure {
     /// Number of nodes on a path from the root to a leaf in the tree of watched ranges.
     WatchDepth,
     /// Number of leases that a leader visits in one turn.
     Leases,
-    /// Number of keys and operations in the entries that one turn of the core applies without slicing.
+    /// Number of keys and operations in the entries that one turn of the core applies as a whole, without
+    /// dividing them into slices.
     Applied,
-    /// Length of the log's queue at the time when the leader proposed another forwarded entry, in percent of
-    /// the maximum length.
+    /// Length of the log's queue, in percent of its maximum, at the time when the leader proposed an entry
+    /// that a follower has forwarded.
     Queued,
-    /// Work that a turn of the core had already done for clients' requests when it began to answer another
-    /// one.
+    /// Work that one turn of the core had already done for clients' requests when it began to answer a
+    /// further one.
     Questions,
     /// Number of keys that a shard visits in one step for the comparisons of a read-only transaction.
     Compared,
@@ -260,7 +267,8 @@ pub enum Measure {
 
 const MEASURES: usize = Measure::GrantedAhead as usize + 1;
 
-/// Returns true if this build measures work, so that a caller may do extra work for a measurement.
+/// Returns true if this build counts work. A caller that needs additional computation for a report should do
+/// that computation only if this returns true.
 #[inline(always)]
 pub fn measures() -> bool {
     cfg!(feature = "armed")
@@ -271,7 +279,8 @@ thread_local! {
     static SO_FAR: [Cell<usize>; MEASURES] = const { [const { Cell::new(0) }; MEASURES] };
 }
 
-/// Reports the number of things that the caller visits in one step.
+/// Reports that the caller visits this number of things, such as keys, in one step. The maximum is kept for
+/// [`most`].
 #[inline(always)]
 pub fn looked_at(measure: Measure, things: usize) {
     if cfg!(feature = "armed") {
@@ -279,8 +288,8 @@ pub fn looked_at(measure: Measure, things: usize) {
     }
 }
 
-/// Reports things that the caller visits in one of several parts of a step. The numbers are added up from the
-/// last call of [`begin`] on.
+/// Reports that the caller visits this number of things in one of several parts of a step. The numbers since
+/// the last call of [`begin`] are added up.
 #[inline(always)]
 pub fn looked_at_more(measure: Measure, things: usize) {
     if cfg!(feature = "armed") {
@@ -293,7 +302,7 @@ pub fn looked_at_more(measure: Measure, things: usize) {
     }
 }
 
-/// Begins a step whose parts report their work with [`looked_at_more`].
+/// Begins a step whose parts report their work with [`looked_at_more`]: sets the sum to 0.
 #[inline(always)]
 pub fn begin(measure: Measure) {
     if cfg!(feature = "armed") {
@@ -301,7 +310,8 @@ pub fn begin(measure: Measure) {
     }
 }
 
-/// Returns the largest number that this thread has reported since the last call, and resets it to 0.
+/// Returns the maximum number that this thread has reported for one step since the last call of this
+/// function, and resets it to 0.
 pub fn most(measure: Measure) -> usize {
     MOST.with(|most| most[measure as usize].take())
 }
@@ -309,7 +319,7 @@ pub fn most(measure: Measure) -> usize {
 /// Number of the bug that is planted, counted from 1; 0 if no bug is planted.
 static PLANTED: AtomicU8 = AtomicU8::new(0);
 
-/// Plants a bug in this process; `None` plants no bug.
+/// Plants a bug in this process, instead of the one planted before; `None` removes it.
 pub fn plant(bug: Option<Bug>) {
     PLANTED.store(bug.map_or(0, |bug| bug as u8 + 1), Ordering::SeqCst);
 }
@@ -319,7 +329,8 @@ pub fn is_any() -> bool {
     cfg!(feature = "armed") && PLANTED.load(Ordering::Relaxed) != 0
 }
 
-/// Returns true if this bug is planted; the caller must then behave wrongly.
+/// Returns true if this bug is planted in this process. If so, the caller must behave wrongly in the way that
+/// the documentation of the bug describes.
 #[inline(always)]
 pub fn is(bug: Bug) -> bool {
     cfg!(feature = "armed") && PLANTED.load(Ordering::Relaxed) == bug as u8 + 1

@@ -1,4 +1,5 @@
-//! Dates of the Gregorian calendar in UTC, without leap seconds.
+//! Converts between times and dates of the Gregorian calendar in UTC, and formats and parses them. Leap
+//! seconds are not counted.
 
 use std::fmt;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
@@ -20,8 +21,8 @@ pub struct Utc {
 impl Utc {
     /// Returns the date and time this many seconds after 1970-01-01T00:00:00.
     ///
-    /// Days are counted from 0000-03-01, so that a leap day is the last day of a year (H. Hinnant,
-    /// "chrono-Compatible Low-Level Date Algorithms", `civil_from_days`).
+    /// The calculation counts days from 0000-03-01, because then a leap day is the last day of its year (H.
+    /// Hinnant, "chrono-Compatible Low-Level Date Algorithms", `civil_from_days`).
     pub fn from_unix(seconds: u64) -> Utc {
         let days = seconds / SECONDS_PER_DAY + 719_468;
         let (era, day_of_era) = (days / 146_097, days % 146_097);
@@ -42,8 +43,9 @@ impl Utc {
         }
     }
 
-    /// Returns a date and time; `None` if it is before 1970 or a part is out of range. A leap second (60) and
-    /// days up to 31 in every month are accepted, and count as the time that follows.
+    /// Returns a date and time; `None` if the year is not from 1970 to 9999, or another number is out of
+    /// range. A second of 60 (a leap second) and a day up to 31 in every month are accepted: they stand for
+    /// the first second of the next minute, and for a day of the next month.
     pub fn new(year: u64, [month, day]: [u64; 2], [hour, minute, second]: [u64; 3]) -> Option<Utc> {
         let sound = (1970..=9999).contains(&year)
             && (1..=12).contains(&month)
@@ -54,7 +56,8 @@ impl Utc {
         sound.then_some(Utc { year, month, day, hour, minute, second })
     }
 
-    /// Returns the seconds since 1970-01-01T00:00:00 (`days_from_civil` of the same source).
+    /// Returns the seconds since 1970-01-01T00:00:00, with Hinnant's algorithm `days_from_civil` (see
+    /// [`Utc::from_unix`]).
     pub fn unix_seconds(self) -> u64 {
         let (year, month) =
             if self.month > 2 { (self.year, self.month - 3) } else { (self.year - 1, self.month + 9) };
@@ -71,8 +74,8 @@ impl fmt::Display for Utc {
     }
 }
 
-/// Formats a time as Go's JSON does (RFC 3339): in UTC, with nanoseconds without trailing zeros. A time
-/// before 1970 counts as 1970.
+/// Formats a time in the format of RFC 3339 as Go's JSON does: in UTC, with up to nine fractional digits
+/// without trailing zeros. A time before 1970 is formatted as the beginning of 1970.
 pub fn format_rfc3339(time: SystemTime) -> String {
     let since = time.duration_since(UNIX_EPOCH).unwrap_or(Duration::ZERO);
     let mut text = Utc::from_unix(since.as_secs()).to_string();
@@ -83,8 +86,8 @@ pub fn format_rfc3339(time: SystemTime) -> String {
     text + "Z"
 }
 
-/// Parses a time of RFC 3339 with any offset and up to nine fractional digits; `None` if the text is
-/// malformed or the time is before 1970.
+/// Parses a time of RFC 3339 with any offset and up to nine fractional digits; `None` if `text` is malformed
+/// or the time is before 1970.
 pub fn parse_rfc3339(text: &str) -> Option<SystemTime> {
     let separators = [(4, "-"), (7, "-"), (10, "T"), (13, ":"), (16, ":")];
     if separators.iter().any(|(at, separator)| text.get(*at..at + 1) != Some(separator)) {
@@ -117,8 +120,8 @@ pub fn parse_rfc3339(text: &str) -> Option<SystemTime> {
     UNIX_EPOCH.checked_add(Duration::from_secs(seconds.try_into().ok()?) + Duration::from_nanos(nanos))
 }
 
-/// Parses an HTTP date in the form that RFC 9110 prefers, `Sun, 06 Nov 1994 08:49:37 GMT`; returns seconds
-/// since 1970, or `None` if the text is malformed.
+/// Parses an HTTP date in the form that RFC 9110 prefers, such as `Sun, 06 Nov 1994 08:49:37 GMT`. Returns
+/// the seconds since 1970; `None` if `text` is malformed.
 pub fn parse_http_date(text: &str) -> Option<u64> {
     const MONTHS: [&str; 12] =
         ["Jan", "Feb", "Mar", "Apr", "May", "Jun", "Jul", "Aug", "Sep", "Oct", "Nov", "Dec"];

@@ -1,20 +1,20 @@
 use std::time::Duration;
 
-/// Decides whether a thread yields the processor (`std::thread::yield_now`) before it sleeps or looks for
-/// more work.
+/// Decides whether a thread that processes messages in turns should yield the processor
+/// (`std::thread::yield_now`) before its next turn, so that this turn finds more messages.
 ///
 /// A sleeping thread is woken by the first message that arrives, and may take the processor from the sender
-/// before the sender has sent more. If processors are busy, each wake-up finds little to do, and wake-ups,
-/// system calls and responses cost more than the work itself. A thread that yields instead is still runnable
-/// after the other threads have had their turn, and finds everything that all of them sent.
+/// before the sender has sent more. If all processors are busy, each wake-up then finds little to do, and
+/// wake-ups and system calls cost more than the work itself. A thread that yields instead of sleeping runs
+/// again after the other threads have run, and finds everything that all of them have sent.
 ///
-/// The disadvantage: a yielding thread may wait behind threads that only compute, for a time slice of some
-/// milliseconds, while a sleeping thread would have been woken at once. So a thread yields only under two
-/// conditions. First, its turns find several messages even without yielding, which shows that messages are
-/// queued anyway. Second, the turns after a yield find at least one message for each 400 us of waiting, and
-/// no wait takes 20 ms. If the second condition fails, the thread stops yielding for some thousand turns. All
-/// messages that a turn after a yield finds are counted, because those that arrived due to the yield cannot
-/// be distinguished from others.
+/// Yielding has a disadvantage: the thread may have to wait some milliseconds for a thread that only
+/// computes, while a sleeping thread would have been woken immediately. So a thread yields only under two
+/// conditions. First, its turns find several messages on average, so messages come fast enough. Second,
+/// yielding has been worth the wait: on average, the turns after a yield find at least one message for each
+/// 400 us of waiting, and no wait takes 20 ms or longer. If the second condition fails, the thread stops
+/// yielding for some thousand turns. All messages that a turn after a yield finds are counted, because it is
+/// not known which of them arrived due to the yield.
 ///
 /// ```
 /// let mut gathering = stdx::Gathering::new(3);
@@ -23,37 +23,38 @@ use std::time::Duration;
 /// ```
 #[derive(Debug)]
 pub struct Gathering {
-    /// Average number of messages that recent turns found, in units of 1/[`WHOLE`].
+    /// Average number of messages found in recent turns, in units of 1/[`WHOLE`].
     average: u64,
-    /// Average from which on the thread yields, in the same unit.
+    /// Minimum value of `average` at which the thread yields, in units of 1/[`WHOLE`] messages.
     enough: u64,
-    /// Time for which the thread yielded after the last turn; `None` if it did not yield.
+    /// Duration of the yield before the current turn; `None` if the thread did not yield.
     gave_way: Option<Duration>,
-    /// Average time of recent yields, in units of 1/[`WHOLE`] microsecond.
+    /// Average duration of recent yields, in units of 1/[`WHOLE`] microseconds.
     waited_us: u64,
-    /// Average number of messages found by the turns after a yield, in units of 1/[`WHOLE`].
+    /// Average number of messages found in recent turns after a yield, in units of 1/[`WHOLE`].
     found: u64,
-    /// Number of further turns in which the thread does not yield.
+    /// Number of turns for which the thread will not yield, because yielding was not worth it.
     pause: u32,
 }
 
-/// Fixed-point unit of the averages.
+/// The value 1 of the averages, which are fixed-point numbers.
 const WHOLE: u64 = 256;
-/// Maximum number of messages counted per turn: one large turn says little about the next one.
+/// Maximum number of messages that are counted for a turn, so that a single turn with very many does not
+/// determine the averages.
 const TURN_MAX: u64 = 32;
 /// Maximum average time of a yield per message found after it, in microseconds.
 const WORTH_US: u64 = 400;
-/// Duration from which on a single yield is too long, however many messages are found after it.
+/// Duration of a single yield that is too long, even if many messages are found after it.
 const AT_ONCE: Duration = Duration::from_millis(20);
-/// Initial value of the average of messages found after a yield. It is a credit, because the first few yields
-/// show little.
+/// Initial value of the average number of messages found after a yield. It is high, so that the first few
+/// yields do not decide yet whether yielding is worth it.
 const CREDIT: u64 = 8 * WHOLE;
-/// Number of turns in which a thread does not yield after yielding was not worth it.
+/// Number of turns for which a thread does not yield once yielding was not worth it.
 const PAUSE_TURNS: u32 = 4000;
 
 impl Gathering {
-    /// Returns the state of a thread that yields while its turns find at least `enough` messages on average,
-    /// up to 32.
+    /// Returns the state for a thread that yields while its turns find at least `enough` messages on average.
+    /// `enough` must be at most 32.
     pub const fn new(enough: u64) -> Gathering {
         Gathering {
             average: 0,
@@ -65,8 +66,8 @@ impl Gathering {
         }
     }
 
-    /// Records a turn that found `things` messages. Returns true if the thread should yield before the next
-    /// turn.
+    /// Records a turn that has found `things` messages. Returns true if the thread should yield before the
+    /// next turn.
     pub fn turn(&mut self, things: u64) -> bool {
         self.average = (15 * self.average + WHOLE * things.min(TURN_MAX)) / 16;
         if let Some(took) = self.gave_way.take() {

@@ -1,10 +1,10 @@
-//! Reads and writes durations, numbers, quoted strings and sizes in the formats of Go's standard library and of
-//! the libraries that etcd's tools use.
+//! Parses and formats durations, numbers, quoted strings and sizes in the formats of Go's standard library
+//! and of the Go libraries that etcd's tools use.
 
 use std::fmt::{self, Write as _};
 use std::time::Duration;
 
-/// Quotes a text as Go's `strconv.Quote` does: what fmt's `%q` prints.
+/// Quotes a string as Go's `strconv.Quote` and the verb `%q` of Go's `fmt` do.
 pub fn quote(text: impl AsRef<[u8]>) -> String {
     let mut out = String::from("\"");
     for chunk in text.as_ref().utf8_chunks() {
@@ -48,15 +48,15 @@ fn escaped(out: &mut String, c: char, quote: char) {
     }
 }
 
-/// Returns true if Go prints a character unescaped. Instead of Go's table (`unicode.IsPrint`), the function
-/// uses Rust's rule for characters to be escaped, except that combining marks count as visible.
+/// Returns true if Go does not escape a character in a quoted string. This is an approximation of Go's table
+/// (`unicode.IsPrint`): Rust's rule for escaping characters, except that combining marks are not escaped.
 fn is_printed(c: char) -> bool {
     let is_plain = c.escape_debug().count() == 1 || matches!(c, '"' | '\'');
     let is_combining = c.escape_debug().count() > 1 && !c.is_control() && c.is_alphanumeric();
     c == ' ' || (is_plain || is_combining) && !c.is_whitespace()
 }
 
-/// Formats a duration as Go's `time.Duration.String` does, rounded to nanoseconds: `2.095242ms`, `1m30s`, `0s`.
+/// Formats a duration as Go's `time.Duration.String` does: `2.095242ms`, `1m30s`, `0s`.
 pub fn duration(duration: Duration) -> String {
     nanoseconds(i64::try_from(duration.as_nanos()).unwrap_or(i64::MAX))
 }
@@ -90,7 +90,7 @@ pub fn write_nanoseconds(out: &mut String, nanos: i64) {
         return;
     }
     let seconds = nanos / second;
-    // Writing to a String cannot fail, so the results are ignored.
+    // The results are ignored, because writing to a `String` cannot fail.
     if seconds >= 3_600 {
         let _ = write!(out, "{}h", seconds / 3_600);
     }
@@ -115,8 +115,8 @@ fn write_decimal(out: &mut String, whole: u64, fraction: u64, size: u64) {
 
 const NANOS_PER_SECOND: i64 = 1_000_000_000;
 
-/// Units of Go's durations with their length in nanoseconds. As in Go, both spellings of micro (U+00B5 and
-/// U+03BC) are accepted.
+/// Units of Go's durations with their length in nanoseconds. Two characters for micro are accepted (U+00B5
+/// and U+03BC), as in Go.
 const UNITS: [(&str, i64); 8] = [
     ("ns", 1),
     ("us", 1_000),
@@ -128,8 +128,8 @@ const UNITS: [(&str, i64); 8] = [
     ("h", 3_600 * NANOS_PER_SECOND),
 ];
 
-/// Error for a text that is not a valid value of its kind, with Go's message. The message is only displayed,
-/// so kinds of errors are not distinguished.
+/// Error for a string that is not a valid value, with Go's message. The type distinguishes no kinds of
+/// errors, because the message is only displayed.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ValueError(String);
 
@@ -148,12 +148,12 @@ impl fmt::Display for ValueError {
 
 impl std::error::Error for ValueError {}
 
-/// Parses a duration as Go's `time.ParseDuration` does, such as `1h30m`, `1.5s`, `-20ms` or `0`; returns
+/// Parses a duration such as `1h30m`, `1.5s`, `-20ms` or `0` as Go's `time.ParseDuration` does. Returns
 /// nanoseconds.
 ///
 /// # Errors
 ///
-/// Returns Go's error text.
+/// Returns an error with Go's message if `text` is not valid.
 pub fn parse_duration(text: &str) -> Result<i64, ValueError> {
     let invalid = || ValueError(format!("time: invalid duration {}", quote(text)));
     let (negative, mut rest) = match text.as_bytes().first() {
@@ -188,14 +188,15 @@ pub fn parse_duration(text: &str) -> Result<i64, ValueError> {
             let why = format!("time: unknown unit {} in duration {}", quote(unit), quote(text));
             return Err(ValueError(why));
         };
-        // Every i64 has at most nineteen digits; more digits overflow, which is an error anyway.
+        // Refuse more than nineteen digits, which no valid number has, so that the calculation with `i128`
+        // cannot overflow.
         if whole.trim_start_matches('0').len() > 19 {
             return Err(invalid());
         }
         let whole: i128 = if whole.is_empty() { 0 } else { whole.parse().map_err(|_| invalid())? };
         nanos += whole * i128::from(*unit_nanos);
-        // Eighteen fractional digits of an hour are already far below a nanosecond; further digits are
-        // ignored.
+        // Digits after the eighteenth are ignored: even as a fraction of an hour they are far below a
+        // nanosecond.
         let mut scale = i128::from(*unit_nanos) * 1_000_000_000_000_000_000;
         let mut part: i128 = 0;
         for digit in fraction.bytes().take(18) {
@@ -216,7 +217,7 @@ pub fn parse_duration(text: &str) -> Result<i64, ValueError> {
 ///
 /// # Errors
 ///
-/// Returns Go's error text.
+/// Returns an error with Go's message if `text` is not valid.
 pub fn parse_bool(text: &str) -> Result<bool, ValueError> {
     match text {
         "1" | "t" | "T" | "true" | "TRUE" | "True" => Ok(true),
@@ -229,7 +230,7 @@ pub fn parse_bool(text: &str) -> Result<bool, ValueError> {
 ///
 /// # Errors
 ///
-/// Returns Go's error text.
+/// Returns an error with Go's message if `text` is not valid.
 pub fn parse_int(text: &str) -> Result<i64, ValueError> {
     let (negative, digits) = match text.as_bytes().first() {
         Some(b'-') => (true, &text[1..]),
@@ -246,7 +247,7 @@ pub fn parse_int(text: &str) -> Result<i64, ValueError> {
 ///
 /// # Errors
 ///
-/// Returns Go's error text.
+/// Returns an error with Go's message if `text` is not valid.
 pub fn parse_uint(text: &str) -> Result<u64, ValueError> {
     parse_magnitude(text)
         .map_err(|why| ValueError(format!("strconv.ParseUint: parsing {}: {why}", quote(text))))
@@ -255,16 +256,16 @@ pub fn parse_uint(text: &str) -> Result<u64, ValueError> {
 /// Parses an unsigned number as Go's `strconv.ParseUint` does with base 0 and 32 bits.
 ///
 /// # Errors
-/// Returns Go's error text.
+/// Returns an error with Go's message if `text` is not valid.
 pub fn parse_uint32(text: &str) -> Result<u32, ValueError> {
     let fault = |why| ValueError(format!("strconv.ParseUint: parsing {}: {why}", quote(text)));
     u32::try_from(parse_magnitude(text).map_err(fault)?).map_err(|_| fault(IntegerError::Range))
 }
 
-/// Reason why a text is not a number.
+/// Reason why a string is not a valid number.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IntegerError {
-    /// The text has a wrong syntax.
+    /// The string has a wrong syntax.
     Syntax,
     /// The number does not fit into its type.
     Range,
@@ -279,12 +280,12 @@ impl fmt::Display for IntegerError {
     }
 }
 
-/// Parses a number without sign as Go does with base 0: decimal, `0x`, `0o`, `0` and `0b`, with underscores
-/// between digits.
+/// Parses a number without sign as Go does with base 0: a decimal number, or one with the prefix `0x`, `0o`,
+/// `0` or `0b`. Underscores between digits are allowed.
 ///
 /// # Errors
 ///
-/// Returns an error if the text is not a number of 64 bits.
+/// Returns an error if `text` is not a number or does not fit into 64 bits.
 pub fn parse_magnitude(text: &str) -> Result<u64, IntegerError> {
     let lower = text.to_ascii_lowercase();
     let (base, digits) = match lower.as_bytes() {
@@ -295,7 +296,7 @@ pub fn parse_magnitude(text: &str) -> Result<u64, IntegerError> {
         _ => (10, &lower[..]),
     };
     let plain: String = digits.chars().filter(|c| *c != '_').collect();
-    // An underscore must stand between digits or after the base prefix.
+    // An underscore is allowed only between two digits, or after the prefix of the base.
     let is_misplaced =
         digits.ends_with('_') || digits.contains("__") || digits.starts_with('_') && base == 10;
     if plain.is_empty() || is_misplaced || !plain.chars().all(|c| c.is_digit(base)) {
@@ -304,12 +305,12 @@ pub fn parse_magnitude(text: &str) -> Result<u64, IntegerError> {
     u64::from_str_radix(&plain, base).map_err(|_| IntegerError::Range)
 }
 
-/// Formats bytes as go-humanize's `Bytes` does, in powers of 1000: `25 kB`, `2.1 GB`, `12 B`.
+/// Formats a number of bytes as go-humanize's `Bytes` does, in powers of 1000: `25 kB`, `2.1 GB`, `12 B`.
 pub fn bytes(count: u64) -> String {
     scaled(count, 1000.0, &["B", "kB", "MB", "GB", "TB", "PB", "EB"])
 }
 
-/// Formats bytes as go-humanize's `IBytes` does, in powers of 1024: `25 KiB`.
+/// Formats a number of bytes as go-humanize's `IBytes` does, in powers of 1024: `25 KiB`.
 pub fn ibytes(count: u64) -> String {
     scaled(count, 1024.0, &["B", "KiB", "MiB", "GiB", "TiB", "PiB", "EiB"])
 }

@@ -1,11 +1,11 @@
-//! Utilities that the standard library lacks and several crates need: calendar dates, Go's syntax of durations,
-//! numbers, quoted strings and sizes, escaping of texts for logs, the first of two futures, futures with a
-//! deadline, fair polling of futures, threads that yield to others, seeded randomness, grouping of client
-//! addresses by network, free ports for servers.
+//! Provides utilities that the standard library lacks and several crates need: calendar dates; Go's syntax of
+//! durations, numbers, quoted strings and sizes; escaping of strings for logs; waiting for the first of two
+//! futures; futures with a deadline; fair polling of many futures; the decision when a thread yields; random
+//! numbers from a seed; the network of a client address; and free ports for servers.
 //!
-//! The crate does no IO except testing whether a port is free, reads no clock, has no dependencies, and knows
-//! nothing of etcd. Invariant: dates and times are written as Go writes them. Start reading with
-//! [`Gathering`], [`Turns`] and [`race()`]. Tests are beside the code.
+//! The crate does no I/O except to find a free port, reads no clock, has no dependencies, and knows nothing
+//! of etcd. Invariant: dates and times are formatted as Go formats them. Start reading with [`Gathering`],
+//! [`Turns`] and [`race()`]. Tests are beside the code.
 
 #![forbid(unsafe_code)]
 

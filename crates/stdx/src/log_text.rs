@@ -1,9 +1,10 @@
-//! Escapes external texts for logs that people read in a terminal.
+//! Escapes strings from clients and other sources, so that they cannot manipulate the terminal of a person
+//! who reads the log.
 
 use std::fmt::Write as _;
 
-/// Appends a text as a JSON string, with escapes for all characters that move a terminal's cursor, end a
-/// line, or change the order or look of neighboring text.
+/// Appends `text` to `out` as a JSON string. Escapes all characters that could move a terminal's cursor, end
+/// a line, or change the order or the look of the characters around them.
 pub fn write_text(out: &mut String, text: &str) {
     out.push('"');
     for c in text.chars() {
@@ -25,7 +26,8 @@ pub fn write_text(out: &mut String, text: &str) {
     out.push('"');
 }
 
-/// Returns true for control characters, line separators, direction marks, and invisible characters.
+/// Returns true for control characters, line separators, marks of the writing direction, and invisible
+/// characters.
 pub fn is_unprintable(c: char) -> bool {
     c.is_control()
         || matches!(

@@ -1,8 +1,8 @@
 use std::net::{IpAddr, Ipv6Addr};
 
-/// Returns the address under which a client is counted. For IPv6 it is the address of the 64-bit network,
-/// because a client that has one address of such a network usually has all of them. For IPv4, also if mapped
-/// to IPv6, it is the IPv4 address itself.
+/// Returns the address under which a client is counted in limits per address. For IPv6 it is the address of
+/// the 64-bit network, because a client that can use one address of such a network can usually use all of
+/// them. For IPv4 it is the address itself, even if it is given in IPv6 form.
 pub fn client_network(address: IpAddr) -> IpAddr {
     match address.to_canonical() {
         IpAddr::V6(address) => {

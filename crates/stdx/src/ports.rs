@@ -5,22 +5,23 @@ use std::sync::Mutex;
 
 use crate::Random;
 
-/// Default range of the ports that Linux uses for outgoing connections.
+/// Range of the ports that Linux uses for outgoing connections by default. Used if the real range cannot be
+/// read.
 const CONNECTIONS: Range<u16> = 32_768..61_000;
 const LOWEST: u16 = 10_000;
 
-/// Returns a port of `ip` on which no socket listens, a different port in each call of this process. For a
-/// server whose port must be known in advance.
+/// Returns a port of `ip` on which no socket listens, for a server whose port must be known in advance. Each
+/// call in this process returns a different port, until all candidates have been used once.
 ///
-/// If possible, the port is outside of the range that the kernel uses for outgoing connections. So no client
-/// connection can occupy it before the server listens, or while a server that restarts is down. A port chosen
-/// by the kernel (port 0) is nearly always in that range.
+/// If possible, the port is outside of the range that the kernel uses for outgoing connections, so that no
+/// outgoing connection can occupy the port before the server listens, or while it restarts. Ports that the
+/// kernel chooses (port 0) are not used, because they are nearly always in that range.
 ///
 /// # Errors
 /// Returns an error if no port of `ip` can be bound, or all are in use.
 pub fn unused_port(ip: IpAddr) -> io::Result<u16> {
-    // Next position in the list of candidates. The first position is random, so that other processes use
-    // other ports.
+    // Next position in the list of candidates. The first position is random, so that concurrent processes
+    // probably begin with different ports.
     static NEXT: Mutex<Option<usize>> = Mutex::new(None);
     let candidates: Vec<u16> = candidates(&of_connections()).collect();
     let mut next = NEXT.lock().unwrap_or_else(|poisoned| poisoned.into_inner());
@@ -37,8 +38,9 @@ pub fn unused_port(ip: IpAddr) -> io::Result<u16> {
     Err(refused)
 }
 
-/// Returns the candidate ports for servers: the ports below the range for outgoing connections. If these are
-/// fewer than a thousand, the ports above the range; if these are few too, all ports from `LOWEST` on.
+/// Returns the candidate ports for servers: the ports from `LOWEST` to the range for outgoing connections. If
+/// these are fewer than a thousand, returns the ports above the range; if these are fewer than a thousand,
+/// too, all ports from `LOWEST` on.
 fn candidates(connections: &Range<u16>) -> impl Iterator<Item = u16> + use<> {
     const ENOUGH: u16 = 1000;
     if connections.start >= LOWEST + ENOUGH {

@@ -5,13 +5,14 @@ use std::task::Poll;
 /// Result of [`race`]: the future that was ready first.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum First<A, B> {
-    /// The left future was first; contains its output.
+    /// The left future was ready first. Contains its output.
     Left(A),
-    /// The right future was first; contains its output.
+    /// The right future was ready first. Contains its output.
     Right(B),
 }
 
-/// Waits until one of two futures is ready and drops the other. If both are ready, the left one counts.
+/// Waits until one of two futures is ready, and drops the other one. If both are ready, returns the output of
+/// the left one.
 pub async fn race<A, B>(left: impl Future<Output = A>, right: impl Future<Output = B>) -> First<A, B> {
     let (mut left, mut right) = (pin!(left), pin!(right));
     poll_fn(|cx| {
@@ -23,9 +24,9 @@ pub async fn race<A, B>(left: impl Future<Output = A>, right: impl Future<Output
     .await
 }
 
-/// Polls a future until `end` is ready, and never after that. Returns `None` if `end` is ready first.
-/// `is_over` is also checked before each poll, because polls of the future may take long: a timer in `end`
-/// would be noticed only after polls that began after its deadline.
+/// Waits for a future, but returns `None` if `end` is ready first or `is_over` returns true. Both are checked
+/// before each poll of the future. If `end` is a timer, `is_over` should compare the time with its deadline:
+/// the timer may be noticed late, because polls of the future may take long.
 pub async fn before<T>(
     mut is_over: impl FnMut() -> bool,
     end: impl Future,

@@ -2,8 +2,8 @@
 /// pseudorandom number generators", 2014), with the constants of Vigna's `splitmix64.c`. The numbers are
 /// predictable, so secrets must not be derived from them.
 ///
-/// The sequence of a seed never changes: seeds of simulated runs and of tests that found a bug are kept for
-/// years.
+/// The numbers that follow from a seed must never change in a later release, because seeds of simulated runs
+/// and of tests that found a bug are kept for years.
 #[derive(Clone, Debug)]
 pub struct Random(u64);
 
@@ -13,7 +13,7 @@ impl Random {
         Random(seed)
     }
 
-    /// Returns the next number, of 64 bits.
+    /// Returns the next number, with 64 random bits.
     pub const fn number(&mut self) -> u64 {
         self.0 = self.0.wrapping_add(0x9e37_79b9_7f4a_7c15);
         let mut mixed = self.0;
@@ -46,7 +46,7 @@ impl Random {
         from[self.index(from.len())]
     }
 
-    /// Returns true with a probability of 1 in `times`.
+    /// Returns true with a probability of 1 / `times`.
     ///
     /// # Panics
     /// Panics if `times` is 0.
@@ -64,7 +64,8 @@ impl Random {
         (self.number() >> 11) as f64 / (1_u64 << 53) as f64
     }
 
-    /// Returns this many random bytes, eight from each number. They cannot be compressed.
+    /// Returns `count` random bytes, which cannot be compressed. Every eight bytes take one number of the
+    /// sequence.
     pub fn bytes(&mut self, count: usize) -> Vec<u8> {
         let mut bytes = Vec::with_capacity(count.next_multiple_of(8));
         while bytes.len() < count {

@@ -1,4 +1,5 @@
-//! [`Turns`]: futures that use much processor time, polled one at a time and fairly by origin.
+//! Polls futures that use much processor time, such as TLS handshakes, one at a time and fairly by their
+//! origin: [`Turns`].
 
 use std::collections::{HashMap, VecDeque};
 use std::future::Future;
@@ -10,15 +11,15 @@ use std::task::{Context, Poll, Wake, Waker};
 
 type Task = Pin<Box<dyn Future<Output = ()>>>;
 
-/// Futures that are polled in turns: each origin `O` with futures to poll gets one poll, then the next
-/// origin. So an address that opens many connections delays each other address by one poll only, however many
-/// connections it has.
+/// A set of futures, each with an origin `O`, such as the address of a client. The origins are served in
+/// turn: one future of an origin is polled once, then one of the next origin. So an origin with many futures
+/// delays each poll for another origin by one poll only.
 ///
-/// After each poll the processor is yielded to other threads. Otherwise a thread that always has work would
-/// delay other threads that wake up, until the kernel ends its time slice, which may take several
-/// milliseconds; with yielding, the delay is at most the rest of one poll. A lower thread priority is no
-/// substitute: it does not shorten the time slice, and it leaves this thread almost no processor time while
-/// other threads are always busy.
+/// After each poll the thread yields the processor. Otherwise, if this thread always has work, another thread
+/// that wakes up might have to wait several milliseconds, until the kernel ends the time slice of this
+/// thread. With yielding, it waits at most for the end of one poll. A lower priority of this thread would not
+/// help: it does not shorten the time slice, and it leaves this thread almost no processor time while other
+/// threads are busy.
 pub struct Turns<O> {
     ready: Arc<Ready<O>>,
     tasks: HashMap<u64, (Task, Waker)>,
@@ -26,19 +27,19 @@ pub struct Turns<O> {
     give_way: fn(),
 }
 
-/// The tasks that were woken and wait for a poll.
+/// The tasks that were woken and must be polled.
 struct Ready<O> {
     queues: Mutex<Queues<O>>,
 }
 
 struct Queues<O> {
-    /// Origins with tasks in `of`, each once, the next one first.
+    /// Origins with tasks in `of`, each listed once. The first one is served next.
     origins: VecDeque<O>,
     of: HashMap<O, VecDeque<Arc<Ticket<O>>>>,
     waker: Option<Waker>,
 }
 
-/// Waker of one task.
+/// Waker of one task, which queues the task for a poll.
 struct Ticket<O> {
     id: u64,
     origin: O,
@@ -105,7 +106,7 @@ impl<O: Copy + Eq + Hash + Send + Sync + 'static> Turns<O> {
         }
     }
 
-    /// Adds a task, which is polled when it is its origin's turn.
+    /// Adds a task. It is queued for its first poll immediately.
     pub fn add(&mut self, origin: O, task: Task) {
         let id = self.next;
         self.next += 1;
@@ -116,8 +117,8 @@ impl<O: Copy + Eq + Hash + Send + Sync + 'static> Turns<O> {
         self.tasks.insert(id, (task, waker));
     }
 
-    /// Polls the next task, and then yields the processor to other threads. Returns pending if no task has to
-    /// be polled; the caller is woken when a task has to be.
+    /// Polls the next task, and then yields the processor to other threads. If no task must be polled,
+    /// returns pending, and wakes the caller when there is one.
     pub fn poll_one(&mut self, cx: &Context<'_>) -> Poll<()> {
         let ticket = {
             let mut queues = self.ready.lock();
@@ -129,7 +130,7 @@ impl<O: Copy + Eq + Hash + Send + Sync + 'static> Turns<O> {
                 }
             }
         };
-        // From here on the task can be woken again.
+        // Reset the flag before the poll, so that a wake-up during the poll queues the task again.
         ticket.is_queued.store(false, Ordering::Release);
         if let Some((task, waker)) = self.tasks.get_mut(&ticket.id) {
             if task.as_mut().poll(&mut Context::from_waker(waker)).is_ready() {

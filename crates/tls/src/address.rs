@@ -1,5 +1,5 @@
-//! Checks a client's certificate against the address that the client connects from, by etcd's rules for
-//! peers.
+//! Checks that a client's certificate matches the address from which the client connects, by the rules that
+//! etcd has for other members.
 
 use std::net::IpAddr;
 
@@ -8,24 +8,26 @@ use crate::host_name;
 use crate::refusal::Refusal;
 use crate::settings::quoted;
 
-/// Maximum number of names of a certificate that are looked up. etcd has no limit.
+/// Maximum number of names of a certificate whose addresses are looked up; further names are ignored. etcd
+/// has no limit.
 const MAX_LOOK_UPS: usize = 16;
-/// Maximum number of results of one question that are examined.
+/// Maximum number of names or addresses that are examined in the answer to one look-up; further ones are
+/// ignored.
 const MAX_ANSWERS: usize = 64;
 
-/// Result of an address check, or the look-ups that it needs.
+/// Result of [`crate::ServerTls::check_address`], or the name look-ups that are needed for the result.
 ///
-/// A certificate without names and addresses passes for every address. A certificate passes if the client's
-/// address is one of its addresses. It also passes if one of its names is among the names of the client's
-/// address (`*.` matches any prefix), or if the client's address is among the addresses of one of its names.
+/// A certificate matches if it contains neither names nor addresses, or if it contains the client's address.
+/// It also matches if it contains one of the names to which the client's address resolves (`*.` stands for
+/// any prefix), or a name that resolves to the client's address.
 #[derive(Debug)]
 pub enum AddressCheck {
     /// The certificate matches the address.
     Passed,
     /// The certificate does not match the address; the connection must be closed.
     Refused(Refusal),
-    /// Names must be looked up, which may take long and must not block a thread that serves other
-    /// connections.
+    /// The result depends on name look-ups. They may take long, so they must not run on a thread that serves
+    /// other connections.
     Ask(LookUp),
 }
 
@@ -65,24 +67,25 @@ impl AddressCheck {
     }
 }
 
-/// Question for a name look-up.
+/// One name look-up that a check needs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Question {
-    /// Asks for the names of an address.
+    /// Asks for the names of this address.
     Names(IpAddr),
-    /// Asks for the addresses of a name.
+    /// Asks for the addresses of this name.
     Addresses(String),
 }
 
-/// Check that needs look-ups. The caller takes each [`LookUp::question`] and passes its answer to
-/// [`LookUp::answer`] until there is no question left ([`LookUp::resolve`] does this for a blocking thread),
-/// then takes the outcome. At most 17 questions are asked.
+/// Check of an address that needs name look-ups, at most 17. The caller performs each look-up that
+/// [`LookUp::question`] returns and passes the result to [`LookUp::answer`]. When there is no further
+/// question, [`LookUp::outcome`] returns the result of the check. On a thread that may block,
+/// [`LookUp::resolve`] does all of this.
 #[derive(Debug)]
 pub struct LookUp {
     remote: IpAddr,
     shown: Vec<String>,
     names: Vec<String>,
-    /// Suffixes of wildcard names, without their `*`.
+    /// Wildcard names of the certificate, without their `*`.
     endings: Vec<String>,
     reverse_is_open: bool,
     /// Names whose addresses are still to be looked up, in reverse order: the last element is looked up next.
@@ -103,7 +106,8 @@ impl LookUp {
         }
     }
 
-    /// Takes the answer to [`Self::question`]: names, or addresses as texts, or the error of the look-up.
+    /// Processes the result of the look-up that [`Self::question`] returned: names, addresses in text form,
+    /// or the error of the look-up.
     pub fn answer(&mut self, answer: Result<Vec<String>, String>) {
         let answer = answer.unwrap_or_else(|error| {
             self.error = Some(error);
@@ -124,10 +128,11 @@ impl LookUp {
         }
     }
 
-    /// Returns the outcome; to be called when no question is left.
+    /// Returns the result of the check. To be called when [`Self::question`] returns `None`.
     ///
     /// # Errors
-    /// Returns a refusal if the certificate does not match the address, or if look-ups failed.
+    /// Returns a refusal if the certificate does not match the address, possibly because look-ups have
+    /// failed.
     pub fn outcome(self) -> Result<(), Refusal> {
         if self.has_matched {
             return Ok(());
@@ -140,7 +145,8 @@ impl LookUp {
         )))
     }
 
-    /// Asks all questions and returns the outcome. Blocks while the resolver does.
+    /// Performs all look-ups with `resolver` and returns the result of the check. Blocks while the resolver
+    /// blocks.
     ///
     /// # Errors
     /// Returns the errors of [`Self::outcome`].
@@ -158,17 +164,17 @@ impl LookUp {
     }
 }
 
-/// Resolver for names and addresses. Its methods may block.
+/// Looks up names and addresses. The methods may block.
 pub trait Resolver {
     /// Returns the names of an address.
     ///
     /// # Errors
-    /// Returns a text for the log if no name is found.
+    /// Returns a message for the log if no name is found.
     fn names(&self, address: IpAddr) -> Result<Vec<String>, String>;
 
     /// Returns the addresses of a name.
     ///
     /// # Errors
-    /// Returns a text for the log if no address is found.
+    /// Returns a message for the log if no address is found.
     fn addresses(&self, name: &str) -> Result<Vec<IpAddr>, String>;
 }

@@ -1,7 +1,8 @@
-//! Fields of a certificate that this crate needs (RFC 5280 section 4.1).
+//! Parses the fields of a certificate that this crate needs (RFC 5280 section 4.1).
 //!
-//! `webpki` verifies chains. This module provides what `webpki` does not: the common name, the serial number,
-//! names for Go's rules, times, and certificates of version 1, which etcd accepts and `webpki` does not.
+//! `webpki` verifies chains, but does not provide the common name, the serial number, the validity period,
+//! and the names that Go's rules need. It does not accept certificates of version 1, which etcd accepts. This
+//! module does.
 
 use std::net::{IpAddr, Ipv4Addr, Ipv6Addr};
 
@@ -62,37 +63,38 @@ const EXTENDED_KEY_USAGE: &[u8] = &[0x55, 0x1d, 37];
 /// Maximum length of a serial number in bytes; RFC 5280 allows 20.
 const MAX_SERIAL_BYTES: usize = 64;
 
-/// Parsed certificate. Slices borrow from its DER.
+/// Parsed certificate. The slices borrow from its DER encoding.
 #[derive(Clone, Debug, Default)]
 pub(crate) struct Certificate<'a> {
-    /// Version: 1, 2 or 3.
+    /// Version of the certificate: 1, 2 or 3.
     pub(crate) version: u8,
-    /// Magnitude of the serial number, most significant byte first, without leading zeros.
+    /// Serial number without its sign, most significant byte first, without leading zeros.
     pub(crate) serial: &'a [u8],
     /// Signed part of the certificate (TBSCertificate).
     pub(crate) signed: &'a [u8],
-    /// Contents of the AlgorithmIdentifier of the signature.
+    /// Contents of the AlgorithmIdentifier for the signature.
     pub(crate) signature_algorithm: &'a [u8],
     pub(crate) signature: &'a [u8],
-    /// Contents of the issuer name.
+    /// Contents of the DER element of the issuer name.
     pub(crate) issuer: &'a [u8],
-    /// Contents of the subject name.
+    /// Contents of the DER element of the subject name.
     pub(crate) subject: &'a [u8],
     /// SubjectPublicKeyInfo, including its tag.
     pub(crate) public_key: &'a [u8],
-    /// First second of validity, since 1970.
+    /// First second of validity, in seconds since 1970.
     pub(crate) not_before: u64,
-    /// Last second of validity, since 1970.
+    /// Last second of validity, in seconds since 1970.
     pub(crate) not_after: u64,
-    /// Common name of the subject; like in Go, the last one if there are several.
+    /// Common name of the subject. If there are several, the last one, as in Go.
     pub(crate) common_name: Option<String>,
     pub(crate) dns_names: Vec<&'a str>,
     pub(crate) ip_addresses: Vec<IpAddr>,
     /// True if the certificate has the subject alternative name extension.
     pub(crate) has_alternative_names: bool,
-    /// Listed purposes; `None` if the certificate is for every purpose.
+    /// Purposes in the extended key usage extension; `None` without this extension, which allows every
+    /// purpose.
     pub(crate) purposes: Option<Purposes>,
-    /// CA flag of the basic constraints extension; `None` without the extension.
+    /// CA flag of the basic constraints extension; `None` without this extension.
     pub(crate) authority: Option<bool>,
     /// Path length constraint: the maximum number of intermediate authorities below this one.
     pub(crate) path_length: Option<u32>,
@@ -102,13 +104,14 @@ pub(crate) struct Certificate<'a> {
 }
 
 impl<'a> Certificate<'a> {
-    /// Returns the algorithm of the key: the contents of the AlgorithmIdentifier in [`Self::public_key`].
+    /// Returns the algorithm of the public key: the contents of the AlgorithmIdentifier in
+    /// [`Self::public_key`].
     pub(crate) fn key_algorithm(&self) -> Option<&'a [u8]> {
         let mut key = Reader::new(self.public_key).enter(der::SEQUENCE)?;
         key.element(der::SEQUENCE).map(|algorithm| algorithm.contents)
     }
 
-    /// Parses DER; `None` if it is not a certificate.
+    /// Parses a certificate in DER; `None` if the bytes are not a valid certificate.
     pub(crate) fn parse(der: &'a [u8]) -> Option<Certificate<'a>> {
         let mut outer = Reader::new(der);
         let mut certificate = outer.enter(der::SEQUENCE)?;
@@ -141,7 +144,7 @@ impl<'a> Certificate<'a> {
         let (not_before, not_after) = (validity.time()?, validity.time()?);
         let subject = body.element(der::SEQUENCE)?.contents;
         let public_key = body.element(der::SEQUENCE)?.whole;
-        // Unique identifiers, which are obsolete.
+        // Skip the unique identifiers of issuer and subject, which are obsolete.
         body.optional(der::context(1, false));
         body.optional(der::context(2, false));
         let extensions = body.optional(der::context(3, true));
@@ -188,7 +191,8 @@ impl<'a> Certificate<'a> {
             let id = extension.element(der::OBJECT_IDENTIFIER)?.contents;
             let critical = extension.flag()?;
             let value = extension.element(der::OCTET_STRING)?.contents;
-            // About thirty extensions are defined; the limit keeps the search for duplicates cheap.
+            // Refuse more than 64 extensions, so that the search for duplicates is cheap. Only about thirty
+            // extensions are defined.
             if !extension.is_empty() || seen.contains(&id) || seen.len() == 64 {
                 return None;
             }
@@ -234,13 +238,14 @@ impl<'a> Certificate<'a> {
         Some(())
     }
 
-    /// Returns true if the certificate's own extensions allow this purpose.
+    /// Returns true if the certificate allows this purpose. The certificates of its authorities are not
+    /// considered.
     pub(crate) fn allows(&self, purpose: Purpose) -> bool {
         self.purposes.is_none_or(|purposes| purposes.contain(purpose))
     }
 
-    /// Returns true if the certificate may sign others: it is an authority, or of version 1, which cannot
-    /// express this.
+    /// Returns true if the certificate may sign others. It may if it has the CA flag, or if its version is
+    /// below 3 and so cannot have the flag.
     pub(crate) fn can_sign(&self) -> bool {
         self.authority.unwrap_or(self.version < 3)
     }
@@ -250,11 +255,12 @@ fn ip_address(bytes: &[u8]) -> Option<IpAddr> {
     if let Ok(bytes) = <[u8; 4]>::try_from(bytes) {
         return Some(IpAddr::V4(Ipv4Addr::from(bytes)));
     }
-    // Go treats both forms of an IPv4 address as equal.
+    // Convert an IPv4 address in IPv6 form, because Go treats both forms as equal.
     <[u8; 16]>::try_from(bytes).ok().map(|bytes| IpAddr::V6(Ipv6Addr::from(bytes)).to_canonical())
 }
 
-/// Returns the last common name in the contents of a name. The outer `None` means that the name is malformed.
+/// Returns the last common name in a name, given as the contents of its DER element. The outer `None` means
+/// that the name is malformed, the inner one that it has no common name.
 #[allow(clippy::option_option)]
 fn common_name(name: &[u8]) -> Option<Option<String>> {
     let mut sets = Reader::new(name);
@@ -274,7 +280,7 @@ fn common_name(name: &[u8]) -> Option<Option<String>> {
     Some(found.filter(|name| !name.is_empty()))
 }
 
-/// Reads a string like Go's `crypto/x509`; `None` for strings that Go rejects.
+/// Decodes a DER string as Go's `crypto/x509` does; `None` for a string that Go rejects.
 fn text(value: Element<'_>) -> Option<String> {
     const UTF8: u8 = 0x0c;
     const NUMERIC: u8 = 0x12;
@@ -291,7 +297,7 @@ fn text(value: Element<'_>) -> Option<String> {
         PRINTABLE => ascii(|byte| byte.is_ascii_alphanumeric() || b" '()+,-./:=?*&".contains(byte)),
         NUMERIC => ascii(|byte| byte.is_ascii_digit() || *byte == b' '),
         IA5 => ascii(u8::is_ascii),
-        // Read as Latin-1.
+        // As in Go, every byte is a character of Latin-1.
         T61 => ascii(|_| true),
         BMP => {
             let bytes = bytes.strip_suffix(&[0, 0]).unwrap_or(bytes);

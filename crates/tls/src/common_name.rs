@@ -1,4 +1,5 @@
-//! Reads the common name in a certificate file, for callers that must reject certificates with one.
+//! Reads the common name from a certificate file, for callers that must reject a certificate because it has a
+//! common name.
 
 use std::path::Path;
 
@@ -9,7 +10,8 @@ use crate::certificate::Certificate;
 use crate::error::LoadError;
 use crate::pem;
 
-/// Returns the common name in the first certificate of a PEM file; `None` if it is missing or empty.
+/// Returns the common name in the first certificate of a PEM file; `None` if the certificate has none or an
+/// empty one.
 ///
 /// # Errors
 /// Returns an error if the file cannot be read or does not begin with a certificate.
@@ -18,10 +20,11 @@ pub fn common_name_of(file: &Path) -> Result<Option<String>, LoadError> {
     common_name_in(&contents).map_err(|why| LoadError::of_file(file, why))
 }
 
-/// Returns the common name in the first certificate of PEM data; `None` if it is missing or empty.
+/// Returns the common name in the first certificate of PEM data; `None` if the certificate has none or an
+/// empty one.
 ///
 /// # Errors
-/// Returns a text that describes the problem if the data does not begin with a certificate.
+/// Returns a message that describes the problem if the data does not begin with a certificate.
 pub fn common_name_in(contents: &[u8]) -> Result<Option<String>, String> {
     let first = CertificateDer::from_pem_slice(contents).map_err(|error| pem::malformed(&error))?;
     let certificate = Certificate::parse(&first).ok_or("not a certificate")?;

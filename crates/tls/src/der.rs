@@ -1,4 +1,5 @@
-//! Parser for DER (X.690) that reads one level at a time, without recursion and without allocation.
+//! Parses DER (X.690), the encoding of certificates and revocation lists. The parser reads one level of
+//! nested elements at a time, without recursion and without allocation.
 
 pub(crate) const BOOLEAN: u8 = 0x01;
 pub(crate) const INTEGER: u8 = 0x02;
@@ -10,12 +11,13 @@ pub(crate) const GENERALIZED_TIME: u8 = 0x18;
 pub(crate) const SEQUENCE: u8 = 0x30;
 pub(crate) const SET: u8 = 0x31;
 
-/// Returns the tag of a context-specific element, constructed or primitive.
+/// Returns the tag of a context-specific element. `constructed` is true if the element contains other
+/// elements, and false if it contains a value.
 pub(crate) const fn context(number: u8, constructed: bool) -> u8 {
     0x80 | number | if constructed { 0x20 } else { 0 }
 }
 
-/// DER element.
+/// One DER element.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Element<'a> {
     pub(crate) tag: u8,
@@ -24,8 +26,8 @@ pub(crate) struct Element<'a> {
     pub(crate) contents: &'a [u8],
 }
 
-/// Reader of consecutive elements. All methods return `None` for input that is not strict DER: lengths must
-/// have the shortest form and stay within the input, tags must have one byte.
+/// Reader of consecutive DER elements. All methods return `None` if the input is not strict DER: a length
+/// must have the shortest form and not exceed the input, and a tag must have one byte.
 #[derive(Clone, Copy, Debug)]
 pub(crate) struct Reader<'a> {
     rest: &'a [u8],
@@ -67,7 +69,7 @@ impl<'a> Reader<'a> {
         Some(Element { tag, whole: start.get(..start.len() - after.len())?, contents })
     }
 
-    /// Reads the next element if it has this tag; otherwise reads nothing.
+    /// Reads the next element if it has this tag; otherwise reads nothing and returns `None`.
     pub(crate) fn optional(&mut self, tag: u8) -> Option<Element<'a>> {
         (self.rest.first() == Some(&tag)).then(|| self.any()).flatten()
     }
@@ -82,7 +84,7 @@ impl<'a> Reader<'a> {
         self.element(tag).map(|element| Reader::new(element.contents))
     }
 
-    /// Reads a BOOLEAN that is false if omitted.
+    /// Reads a BOOLEAN. If it is omitted, it is false.
     pub(crate) fn flag(&mut self) -> Option<bool> {
         match self.optional(BOOLEAN) {
             None => (self.rest.first() != Some(&BOOLEAN)).then_some(false),
@@ -94,14 +96,14 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Returns the bytes of a BIT STRING, which must consist of whole bytes.
+    /// Reads a BIT STRING and returns its bytes. The number of bits must be a multiple of 8.
     pub(crate) fn bit_string(&mut self) -> Option<&'a [u8]> {
         let (&unused_bits, bytes) = self.element(BIT_STRING)?.contents.split_first()?;
         (unused_bits == 0).then_some(bytes)
     }
 
-    /// Returns the bytes of a nonnegative INTEGER, most significant first, without leading zeros (empty for
-    /// 0).
+    /// Reads an INTEGER, which must not be negative, and returns its bytes: most significant first, without
+    /// leading zeros, and empty for 0.
     pub(crate) fn unsigned(&mut self) -> Option<&'a [u8]> {
         let bytes = self.element(INTEGER)?.contents;
         match bytes {
@@ -114,7 +116,7 @@ impl<'a> Reader<'a> {
         }
     }
 
-    /// Reads a time of a certificate in seconds since 1970. Times before 1970 return 0.
+    /// Reads a time and returns it in seconds since 1970; 0 for a time before 1970.
     pub(crate) fn time(&mut self) -> Option<u64> {
         let element = self.any()?;
         let text = std::str::from_utf8(element.contents).ok().filter(|text| text.is_ascii())?;
@@ -134,7 +136,8 @@ fn digits(text: &str, from: usize, count: usize) -> Option<u64> {
     part.bytes().all(|byte| byte.is_ascii_digit()).then(|| part.parse().ok())?
 }
 
-/// Converts a year and `MMDDhhmmssZ`, the only form that RFC 5280 allows, to seconds since 1970.
+/// Converts a year and the rest of a time to seconds since 1970. The rest must have the form `MMDDhhmmssZ`,
+/// the only one that RFC 5280 allows.
 fn instant(year: u64, rest: &str) -> Option<u64> {
     if rest.len() != 11 || !rest.ends_with('Z') {
         return None;

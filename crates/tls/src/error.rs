@@ -1,8 +1,8 @@
 use std::fmt;
 use std::path::{Path, PathBuf};
 
-/// Reason why TLS files or settings cannot be used. Displayed as etcd's text, followed by the file if the
-/// text does not name it.
+/// Reason why TLS files or settings cannot be used. Displayed as etcd's message, with the name of the file if
+/// the message does not contain it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct LoadError {
     file: Option<PathBuf>,
@@ -18,12 +18,12 @@ impl LoadError {
         LoadError { file: Some(file.to_owned()), problem: problem.into() }
     }
 
-    /// Returns the file that is at fault; `None` if the settings are.
+    /// Returns the file that cannot be used; `None` if the error is in the settings.
     pub fn file(&self) -> Option<&Path> {
         self.file.as_deref()
     }
 
-    /// Returns the problem, in etcd's words where etcd has a text for it.
+    /// Returns the description of the problem: etcd's message if etcd has one for it.
     pub fn problem(&self) -> &str {
         &self.problem
     }

@@ -1,4 +1,4 @@
-//! Files that the TLS settings name, and their contents at one moment.
+//! Reads the files that the TLS settings name, and detects whether they have changed.
 
 use std::fs::{self, OpenOptions};
 use std::io::{self, Read as _};
@@ -11,12 +11,13 @@ use crate::error::LoadError;
 use crate::settings::Settings;
 use crate::trust::Fingerprint;
 
-/// Size limit in bytes for files with certificates or keys. System bundles of authorities have about 250 KiB.
+/// Size limit in bytes for files with certificates or keys. For comparison, the files with all authorities of
+/// a system have about 250 KiB.
 const MAX_PEM_BYTES: u64 = 4 * 1024 * 1024;
-/// Size limit in bytes for revocation lists: about a million entries.
+/// Size limit in bytes for the file with revocation lists, which is sufficient for about a million entries.
 const MAX_REVOCATIONS_BYTES: u64 = 64 * 1024 * 1024;
 
-/// Role of a file.
+/// Tells for which of the settings a file is used.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Part {
     Certificate,
@@ -40,7 +41,7 @@ pub(crate) fn named(settings: &Settings) -> Vec<(Part, PathBuf)> {
     all.into_iter().filter_map(|(part, path)| Some((part, path.clone()?))).collect()
 }
 
-/// File metadata that shows whether a file has changed, without reading it.
+/// Metadata of a file, by which a change of the file is detected without reading it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Stamp {
     device: u64,
@@ -63,20 +64,20 @@ pub(crate) fn stamp(path: &Path) -> Option<Stamp> {
 }
 
 impl Stamp {
-    /// Returns the times of the last changes in seconds since 1970: `ctime`, and `mtime`, which the writer of
-    /// the file can set.
+    /// Returns the times of the last change in seconds since 1970: `ctime`, and `mtime`, which programs can
+    /// set to any time.
     pub(crate) fn changed_seconds(&self) -> [i64; 2] {
         [self.changed.0, self.modified.0]
     }
 }
 
-/// Contents of the files at one moment.
+/// Contents of the files, all read at about the same time.
 pub(crate) struct Contents {
     read: Vec<(Part, PathBuf, Result<Vec<u8>, LoadError>)>,
 }
 
 impl Contents {
-    /// Creates contents from data that was read, or from the errors of reading it.
+    /// Creates contents from data that was already read; for a file that cannot be read, from the error.
     pub(crate) fn of(read: Vec<(Part, PathBuf, Result<Vec<u8>, LoadError>)>) -> Contents {
         Contents { read }
     }
@@ -86,7 +87,7 @@ impl Contents {
         Contents { read }
     }
 
-    /// Returns path and bytes of the file for this role; `None` if the settings name none.
+    /// Returns the path and the bytes of this file; `None` if the settings do not name it.
     pub(crate) fn get(&self, part: Part) -> Result<Option<(&Path, &[u8])>, LoadError> {
         match self.read.iter().find(|(candidate, ..)| *candidate == part) {
             None => Ok(None),
@@ -95,7 +96,7 @@ impl Contents {
         }
     }
 
-    /// Returns a hash of each file's contents, or of the error of reading it.
+    /// Returns one hash per file: that of its contents or, if it cannot be read, of the error message.
     pub(crate) fn hashes(&self) -> Vec<Fingerprint> {
         let hash = |result: &Result<Vec<u8>, LoadError>| match result {
             Ok(bytes) => Sha256::new_with_prefix([1]).chain_update(bytes).finalize().into(),
@@ -114,7 +115,7 @@ fn read(part: Part, path: &Path) -> Result<Vec<u8>, LoadError> {
         };
         LoadError::of_file(path, format!("{operation} {}: {why}", path.display()))
     };
-    // `O_NONBLOCK`: opening a named pipe would otherwise wait for a writer.
+    // With `O_NONBLOCK`, opening a named pipe does not wait for a writer.
     let mut file = OpenOptions::new()
         .read(true)
         .custom_flags(libc::O_NONBLOCK)

@@ -1,4 +1,4 @@
-//! Loads material from bytes instead of files, for fuzzing.
+//! Lets fuzzers load TLS material from bytes instead of files.
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
@@ -12,7 +12,7 @@ use crate::material::Material;
 use crate::settings::Settings;
 use crate::tls::{Shared, Tls};
 
-/// Contents of the files that settings may name; `None` for a file that they do not name.
+/// Contents of the files that the settings name; `None` for a file that they do not name.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct Files<'a> {
     /// Content of [`Settings::cert_file`].
@@ -25,8 +25,8 @@ pub struct Files<'a> {
     pub revocations: Option<&'a [u8]>,
 }
 
-/// Loads the material that [`Tls::load`] would load from such files. `settings` are given names for them.
-/// Unchanged parts are taken over from `previous`.
+/// Loads the material that [`Tls::load`] would load from files with these contents. Sets names for these
+/// files in `settings`. Parts of `previous` whose contents are the same are reused.
 ///
 /// # Errors
 /// Returns the errors of [`Tls::load`].

@@ -1,20 +1,23 @@
-//! Matches certificates with host names by the rules of Go's `VerifyHostname`, which etcd uses.
+//! Checks whether a certificate is valid for a host name or an address, by the rules of Go's
+//! `VerifyHostname`, which etcd uses.
 
 use std::net::IpAddr;
 
 use crate::certificate::Certificate;
 
-/// Number of names from which an error shows only their count.
+/// Minimum number of names in a certificate for which an error message contains only their count.
 const MAX_NAMES_SHOWN: usize = 100;
 
-/// Checks that the certificate is for `host`: a name, or an address, optionally in brackets.
+/// Checks that the certificate is valid for `host`, which is a name or an address; an address may be in
+/// brackets.
 ///
-/// * An address must be among the certificate's addresses.
-/// * A name must be among its names, ignoring case. `*` matches exactly one whole first label.
+/// * An address must be one of the certificate's addresses.
+/// * A name must match one of the certificate's names, ignoring case. In these, `*` as the first label
+///   matches any one label.
 /// * The common name is ignored.
 ///
 /// # Errors
-/// Returns Go's text if the certificate is not for `host`.
+/// Returns Go's message if the certificate is not valid for `host`.
 pub(crate) fn verify(certificate: &Certificate<'_>, host: &str) -> Result<(), String> {
     let unbracketed = host.strip_prefix('[').and_then(|host| host.strip_suffix(']')).unwrap_or(host);
     if let Ok(ip) = unbracketed.parse::<IpAddr>() {
@@ -53,7 +56,7 @@ fn mismatch(certificate: &Certificate<'_>, host: &str, ip: Option<IpAddr>) -> St
     format!("x509: certificate is valid for {names}, not {host}")
 }
 
-/// Returns true if the host, given in lower case, matches the pattern.
+/// Returns true if the host name `host`, in lower case, matches `pattern`, a name in a certificate.
 fn matches(pattern: &str, host: &str) -> bool {
     let host = host.strip_suffix('.').unwrap_or(host);
     if pattern.is_empty() || host.is_empty() {
@@ -70,7 +73,8 @@ fn matches_exactly(name: &str, host: &str) -> bool {
     !host.is_empty() && host != "." && !name.is_empty() && name != "." && name.eq_ignore_ascii_case(host)
 }
 
-/// Returns true if the text is a valid host name, or a valid pattern of a certificate.
+/// Returns true if `host` is a valid host name or, if `is_pattern` is true, a valid name in a certificate,
+/// whose first label may be `*`.
 fn is_valid(host: &str, is_pattern: bool) -> bool {
     let host = if is_pattern { host } else { host.strip_suffix('.').unwrap_or(host) };
     host != "*"

@@ -1,30 +1,33 @@
-//! TLS for clients, for other members and for metrics, without sockets: loading of files, admission of peers,
-//! and reloading when files change.
+//! Configures TLS for the listeners of a member and for the connections that it opens: loads certificates,
+//! keys and trusted authorities from files, decides which peers are admitted, and loads the files again when
+//! they change. The crate itself has no sockets. A *peer* here is the other end of a connection.
 //!
-//! * [`Settings`] hold the flags. [`Tls::load`] reads the files and returns a [`Tls`] and its [`Reloader`].
-//! * [`ServerTls`] serves a listener: [`ServerTls::config`] for each connection, [`ServerTls::admit`] after
-//!   its handshake, [`ServerTls::check_address`] on listeners for peers and metrics,
-//!   [`ServerTls::still_valid`] after a reload and periodically (certificates expire).
-//! * [`ClientTls`] does the same for connections to other members.
-//! * [`Reloader::poll`] detects changed files. It replaces all files together, or keeps everything that was
-//!   loaded before, and reports which of the two happened.
+//! * [`Settings`] contain the values of the TLS flags. [`Tls::load`] reads the files that they name, and
+//!   returns a [`Tls`] and its [`Reloader`].
+//! * [`ServerTls`] is for listeners. A listener calls [`ServerTls::config`] for each connection and
+//!   [`ServerTls::admit`] after its handshake. Listeners for other members and for metrics also call
+//!   [`ServerTls::check_address`]. After a reload, and periodically because certificates expire,
+//!   [`ServerTls::still_valid`] is called for open connections.
+//! * [`ClientTls`] does the same for connections that this member opens.
+//! * [`Reloader::poll`] detects changed files. It replaces everything that was loaded from files together, or
+//!   keeps all of it if a file cannot be used, and reports which of the two happened.
 //! * [`SelfSigned`] generates the certificates for `--auto-tls`.
-//! * [`Refusal`] is the reason why a peer is not admitted, [`LoadError`] why files cannot be used,
-//!   [`explain`] describes a failed handshake. All use etcd's texts.
+//! * [`Refusal`] is the reason why a peer is not admitted, and [`LoadError`] the reason why files cannot be
+//!   used. [`explain`] describes why a handshake failed. All have etcd's messages.
 //!
 //! Invariants:
 //!
-//! * Admission is decided when a connection is made, by the material that is loaded at that time, even if the
-//!   connection resumes an earlier session.
-//! * A truncated, damaged or half written file never replaces one that works, and never causes a panic
-//!   (`tests/it/garbage.rs`).
-//! * Verification of a chain costs bounded work: [`MAX_CHAIN_CERTIFICATES`], [`MAX_CHAIN_BYTES`], and
-//!   `webpki`'s limits on signatures.
+//! * A peer is admitted or refused when its connection is established, according to the files that are loaded
+//!   at that time. This also holds if the connection resumes an earlier TLS session.
+//! * If a file becomes truncated, damaged or half written, the contents loaded before stay in use, and there
+//!   is no panic (`tests/it/garbage.rs`).
+//! * The processor time for the verification of a chain is limited by [`MAX_CHAIN_CERTIFICATES`],
+//!   [`MAX_CHAIN_BYTES`] and `webpki`'s limits on signatures.
 //! * No log line, error or `Debug` text contains a private key.
 //!
-//! Out of scope: sockets, threads, runtimes, and name look-ups ([`SystemResolver`] does these for callers that
-//! may block). The crate does not know which listener it serves. Start reading with [`Tls::load`], `trust.rs`
-//! and `peer_checks.rs`. Tests: `tests/it` (whole handshakes in memory).
+//! Out of scope: sockets, threads, runtimes, and name look-ups ([`SystemResolver`] does these for callers
+//! that may block). The crate does not know for which listener it is used. Start reading with [`Tls::load`],
+//! `trust.rs` and `peer_checks.rs`. Tests: `tests/it`, with whole handshakes in memory.
 
 #![forbid(unsafe_code)]
 
@@ -62,13 +65,14 @@ pub use settings::{Settings, Version, check_versions};
 pub use system_resolver::SystemResolver;
 pub use tls::{ClientTls, PeerNames, ServerTls, Session, Tls};
 
-/// System clock, for [`Tls::load`].
+/// The system clock, to be passed to [`Tls::load`].
 pub use rustls::time_provider::DefaultTimeProvider as SystemClock;
 
-/// Maximum number of certificates that a peer may send.
+/// Maximum number of certificates that a peer may send. A longer chain is refused.
 pub const MAX_CHAIN_CERTIFICATES: usize = 10;
 
-/// Maximum total size of a peer's certificates in bytes. rustls accepts handshake messages of at most 64 KiB.
+/// Maximum total size in bytes of the certificates that a peer sends. A larger chain is refused. The limit is
+/// below 64 KiB, the maximum of rustls for a whole handshake message.
 pub const MAX_CHAIN_BYTES: usize = 48 * 1024;
 
 /// Time limit for a handshake, as in etcd. The callers, which own the sockets, must enforce it.

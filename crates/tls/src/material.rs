@@ -1,4 +1,5 @@
-//! Data loaded from the files at one moment, ready for handshakes. It is replaced as a whole.
+//! Builds the material of a [`crate::Tls`] from the contents of its files: everything that handshakes and
+//! checks of peers need. When files change, the material is replaced as a whole.
 
 use std::fmt;
 use std::path::{Path, PathBuf};
@@ -22,18 +23,19 @@ use crate::revocation::Revocations;
 use crate::settings::{Settings, Version, suites};
 use crate::trust::{Fingerprint, Trust};
 
-/// Expiry of a certificate of this member or of an authority that it trusts.
+/// Expiry time of a certificate of this member or of a trusted authority.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Expiry {
-    /// Role of the certificate.
+    /// Tells what this member uses the certificate for.
     pub of: Owner,
-    /// File of the certificate. If the file contains several certificates, the one that expires first counts.
+    /// File of the certificate. If it contains several certificates, `not_after` is that of the one that
+    /// expires first.
     pub file: PathBuf,
     /// Last second in which the certificate is valid.
     pub not_after: SystemTime,
 }
 
-/// Role of the certificate that an [`Expiry`] describes.
+/// Tells what this member uses a certificate for.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Owner {
     /// Certificate that the listeners present.
@@ -45,7 +47,7 @@ pub enum Owner {
 }
 
 impl Owner {
-    /// Returns a word for metrics and logs.
+    /// Returns the name of the role for metrics and logs.
     pub fn name(self) -> &'static str {
         match self {
             Owner::Listener => "listener",
@@ -56,12 +58,13 @@ impl Owner {
 }
 
 impl Expiry {
-    /// Returns the remaining validity; `None` if the certificate has expired.
+    /// Returns the time from `now` until the certificate expires; `None` if it has expired.
     pub fn expires_in(&self, now: SystemTime) -> Option<Duration> {
         self.not_after.duration_since(now).ok()
     }
 
-    /// Returns the remaining validity in whole days, rounded down; negative if the certificate has expired.
+    /// Returns the number of whole days from `now` until the certificate expires, rounded down; negative if
+    /// it has expired.
     pub fn days_left(&self, now: SystemTime) -> i64 {
         let seconds = |time: SystemTime| {
             let since = time.duration_since(UNIX_EPOCH).unwrap_or_default();
@@ -71,12 +74,12 @@ impl Expiry {
     }
 }
 
-/// Warning for the operator about material that is used nevertheless.
+/// Warning for the operator about a file that has a problem but is used nevertheless.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Warning {
     /// File that the warning is about.
     pub file: PathBuf,
-    /// Problem and its consequence.
+    /// Description of the problem and of its consequence.
     pub text: String,
 }
 
@@ -89,14 +92,14 @@ impl fmt::Display for Warning {
 pub(crate) struct Material {
     /// Generation number: 1 for the first load, incremented with each replacement.
     pub(crate) generation: u64,
-    /// Configuration for listeners; `None` if they have no certificate.
+    /// Configuration for listeners; `None` if the settings name no certificate for them.
     pub(crate) server: Option<Arc<ServerConfig>>,
     pub(crate) client: Arc<ClientConfig>,
     /// Certificate of the listeners, if they have one.
     pub(crate) listener: Option<CertificateDer<'static>>,
-    /// Checks for clients; `None` if they are not asked for certificates.
+    /// Checks of clients' certificates; `None` if clients are not asked for certificates.
     pub(crate) clients: Option<PeerChecks>,
-    /// Checks for servers.
+    /// Checks of the certificates of servers to which this member connects.
     pub(crate) servers: PeerChecks,
     pub(crate) expiries: Vec<Expiry>,
     pub(crate) warnings: Vec<Warning>,
@@ -107,7 +110,8 @@ pub(crate) struct Material {
 }
 
 impl Material {
-    /// Parses the files' contents. Unchanged parts are taken over from `previous`.
+    /// Builds the material from the contents of the files. Parts of `previous` whose files have not changed
+    /// are reused.
     pub(crate) fn build(
         settings: &Settings,
         contents: &Contents,
@@ -253,10 +257,11 @@ impl Builder<'_> {
         };
         let mut config = builder.with_cert_resolver(Arc::new(SingleCertAndKey::from(own)));
         config.alpn_protocols.clone_from(&self.settings.alpn);
-        // Sessions are resumed only by tickets, so the member stores nothing for disconnected clients.
+        // Allow resumption only by tickets, which the clients keep. So the member stores nothing for
+        // disconnected clients.
         config.session_storage = Arc::new(NoServerSessionStorage {});
-        // Each generation has new ticket keys, so a session from before a reload cannot be resumed. The
-        // ticketer also replaces its keys periodically.
+        // Create new keys for tickets, so that a session from before a reload cannot be resumed. The ticketer
+        // also replaces its keys periodically.
         config.ticketer = ring::Ticketer::new().map_err(unusable)?;
         config.send_tls13_tickets = 1;
         Ok(Arc::new(config))
@@ -285,7 +290,7 @@ fn unusable(error: rustls::Error) -> LoadError {
     LoadError::new(format!("tls: {error}"))
 }
 
-/// Collects expiries, warnings and a summary while files are loaded.
+/// Collects the expiry times, the warnings and the summary while the material is built.
 struct Notes {
     now: u64,
     expiries: Vec<Expiry>,

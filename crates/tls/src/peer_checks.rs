@@ -1,4 +1,4 @@
-//! Checks of a peer's certificates, in handshakes and for existing connections.
+//! Checks a peer's certificates: in handshakes, as verifiers for `rustls`, and later for open connections.
 
 use std::fmt;
 use std::sync::{Arc, OnceLock};
@@ -19,21 +19,23 @@ use crate::refusal::Refusal;
 use crate::revocation::{Revocations, Serial};
 use crate::trust::{Trust, Verified, check_size};
 
-/// Maximum length of a common name in bytes; RFC 5280 allows 64 characters. Every connection stores its
-/// peer's name.
+/// Maximum length of a common name in bytes. A peer with a longer one is refused, because the name is stored
+/// for every connection. RFC 5280 allows 64 characters.
 const MAX_COMMON_NAME_BYTES: usize = 1024;
 
-/// Maximum size in bytes of the list of authorities that a server sends to its clients as a hint.
+/// Maximum size in bytes of the list of authorities that a listener sends to its clients as a hint. A longer
+/// list is omitted.
 const MAX_HINT_BYTES: usize = 16 * 1024;
 
 /// Authorities that may sign a peer's certificate.
 #[derive(Clone, Debug)]
 pub(crate) enum Authorities {
-    /// Authorities of a file.
+    /// The authorities of a file.
     Of(Arc<Trust>),
-    /// Authorities of the system. They are read once per process, when first needed.
+    /// The authorities of the operating system. They are read when they are first needed, and only once per
+    /// process.
     System,
-    /// Any certificate is accepted.
+    /// Certificates are not verified: any certificate is accepted.
     Anybody,
 }
 
@@ -49,7 +51,7 @@ impl Authorities {
     }
 }
 
-/// Names of which a peer's certificate must have one.
+/// Names that are allowed. A peer's certificate must have one of them.
 #[derive(Clone, Debug)]
 pub(crate) enum Allowed {
     Any,
@@ -72,7 +74,7 @@ impl Allowed {
     }
 }
 
-/// All checks of a peer's certificates.
+/// The checks that a peer's certificates must pass.
 #[derive(Clone, Debug)]
 pub(crate) struct PeerChecks {
     pub(crate) authorities: Authorities,
@@ -83,15 +85,16 @@ pub(crate) struct PeerChecks {
 /// Result of the checks of a peer.
 #[derive(Debug)]
 pub(crate) struct Checked {
-    /// Verified chain; `None` if any certificate is accepted.
+    /// Facts about the verified chain; `None` if certificates are not verified.
     pub(crate) verified: Option<Verified>,
     pub(crate) serials: Box<[Serial]>,
     pub(crate) common_name: Option<String>,
 }
 
 impl PeerChecks {
-    /// Checks a chain: the peer's certificate, and the other certificates that it sent. As in etcd, the
-    /// revocation list is checked for every certificate sent, whether or not the chain needs it.
+    /// Checks `leaf`, the peer's certificate, and `intermediates`, the other certificates that the peer has
+    /// sent. As in etcd, none of these certificates may be on the revocation list, not even one that is not
+    /// needed for the chain.
     pub(crate) fn check(
         &self,
         leaf: &CertificateDer<'_>,
@@ -109,8 +112,8 @@ impl PeerChecks {
         if common_name.as_ref().is_some_and(|name| name.len() > MAX_COMMON_NAME_BYTES) {
             return Err(Refusal::Invalid("common name is too long".to_owned()));
         }
-        // As in etcd, only names in a verified chain are compared with the allowed names. So if names are
-        // required, a peer without a verified chain is refused.
+        // As in etcd, only the names in a verified certificate count. So if a name is required, a peer whose
+        // certificate is not verified is refused.
         let may_be_allowed = verified.is_some() || matches!(self.allowed, Allowed::Any);
         if !may_be_allowed || !self.allowed.contain(&certificate) {
             return Err(Refusal::NotAllowed);
@@ -133,7 +136,7 @@ impl PeerChecks {
     }
 }
 
-/// Verifier of clients in handshakes. A certificate is required.
+/// Verifies clients in handshakes. A client without a certificate is refused.
 pub(crate) struct Clients {
     checks: PeerChecks,
     hints: Vec<DistinguishedName>,
@@ -146,7 +149,8 @@ impl Clients {
         if let Authorities::Of(trust) = &checks.authorities {
             hints.extend(trust.subjects().map(DistinguishedName::in_sequence));
         }
-        // The hint is optional; without it, clients choose their certificate themselves.
+        // Omit a list that is too long. Without the hint, which is optional, clients choose their certificate
+        // themselves.
         if hints.iter().map(|name| name.as_ref().len()).sum::<usize>() > MAX_HINT_BYTES {
             hints.clear();
         }
@@ -201,10 +205,10 @@ impl ClientCertVerifier for Clients {
     }
 }
 
-/// Verifier of servers in handshakes.
+/// Verifies servers in handshakes.
 pub(crate) struct Servers {
     checks: PeerChecks,
-    /// The only certificate that is accepted, whatever authority signed it and whatever hosts it is for.
+    /// If set, only this certificate is accepted, and its authority and its names are not checked.
     only: Option<CertificateDer<'static>>,
     algorithms: WebPkiSupportedAlgorithms,
 }
@@ -215,7 +219,7 @@ impl Servers {
         Servers { checks, only: None, algorithms }
     }
 
-    /// Creates a verifier that accepts only this certificate.
+    /// Creates a verifier that accepts only `certificate`.
     pub(crate) fn only(certificate: CertificateDer<'static>, checks: PeerChecks) -> Servers {
         Servers { only: Some(certificate), ..Servers::new(checks) }
     }
@@ -278,8 +282,9 @@ impl ServerCertVerifier for Servers {
     }
 }
 
-/// Verifies that the peer holds its certificate's private key. rustls does not parse certificates of version
-/// 1; for such a certificate, the signature is verified with the public key alone.
+/// Verifies a signature of the handshake, by which the peer proves that it has the private key of its
+/// certificate. `webpki` does not accept a certificate of version 1, so only its public key is passed to
+/// `webpki`.
 fn verify_signature(
     message: &[u8],
     certificate: &CertificateDer<'_>,

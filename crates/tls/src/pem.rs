@@ -1,4 +1,4 @@
-//! Parses certificates and keys in PEM. Errors have the texts of Go's `tls.X509KeyPair`.
+//! Reads certificates and private keys from PEM data. Errors have the messages of Go's `tls.X509KeyPair`.
 
 use std::path::Path;
 use std::sync::Arc;
@@ -12,9 +12,9 @@ use rustls_pki_types::{CertificateDer, PrivateKeyDer};
 use crate::certificate::Certificate;
 use crate::error::LoadError;
 
-/// Returns the labels of the file's sections, which follow `-----BEGIN `. Errors show the labels, so only
-/// plain words are accepted as labels: if a key has lost its line breaks, the whole key is one line that
-/// starts and ends like a section line.
+/// Returns the labels of the sections, such as `CERTIFICATE` in the line `-----BEGIN CERTIFICATE-----`. Only
+/// labels of capital letters, digits and spaces count, because errors show the labels and must not show a
+/// key: if a key has lost its line breaks, the whole key is a line that begins and ends like a section line.
 fn labels(pem: &[u8]) -> Vec<String> {
     let lines = pem.split(|byte| *byte == b'\n');
     let label = |line: &[u8]| {
@@ -39,8 +39,8 @@ pub(crate) fn malformed(error: &pem::Error) -> &'static str {
 /// Returns all certificates of a file in order.
 ///
 /// # Errors
-/// Returns an error if any PEM section is truncated or damaged. Go skips such a section; here the file counts
-/// as half written.
+/// Returns an error if any section is truncated or damaged, because the file may be half written. Go skips
+/// such a section.
 fn certificates(file: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, LoadError> {
     CertificateDer::pem_slice_iter(pem)
         .collect::<Result<_, _>>()
@@ -50,8 +50,8 @@ fn certificates(file: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>,
 /// Returns the certificates of a file of trusted authorities.
 ///
 /// # Errors
-/// Returns an error if there are none, the PEM is malformed, or the file has other sections, which Go treats
-/// as malformed certificates.
+/// Returns an error if the file has no certificate, if the PEM data is malformed, or if there are sections
+/// other than certificates, which Go treats as malformed certificates.
 pub(crate) fn authorities(file: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<'static>>, LoadError> {
     if labels(pem).iter().any(|label| label != "CERTIFICATE") {
         return Err(LoadError::of_file(file, "x509: malformed certificate"));
@@ -66,8 +66,8 @@ pub(crate) fn authorities(file: &Path, pem: &[u8]) -> Result<Vec<CertificateDer<
 /// Returns the certificate chain of a file with its key.
 ///
 /// # Errors
-/// Returns an error with Go's text if no certificate or key is found, the files are switched, or the key
-/// cannot be read or belongs to another certificate.
+/// Returns an error with Go's message if a file has no certificate or key, for example because the two files
+/// were exchanged, or if the key cannot be used or belongs to another certificate.
 pub(crate) fn key_pair(
     cert_file: &Path,
     cert_pem: &[u8],
@@ -156,7 +156,7 @@ fn private_key(file: &Path, pem: &[u8]) -> Result<Arc<dyn SigningKey>, LoadError
         if !is_key(&kind) {
             continue;
         }
-        // Like Go, tries every key format, whatever the label says.
+        // Try every key format, even if the label names another one, as Go does.
         let forms: [PrivateKeyDer<'_>; 3] = [
             PrivateKeyDer::Pkcs1(der.clone().into()),
             PrivateKeyDer::Pkcs8(der.clone().into()),
@@ -174,8 +174,8 @@ fn private_key(file: &Path, pem: &[u8]) -> Result<Arc<dyn SigningKey>, LoadError
     ))
 }
 
-/// Returns true if the key can sign. rustls accepts RSA keys with inconsistent numbers, which then fail in
-/// every handshake.
+/// Returns true if the key can sign, which is tested with a message. The test is needed because rustls
+/// accepts RSA keys with inconsistent numbers, with which every handshake would fail.
 fn works(key: &Arc<dyn SigningKey>) -> bool {
     const SCHEMES: [SignatureScheme; 4] = [
         SignatureScheme::RSA_PSS_SHA256,

@@ -6,7 +6,7 @@ use rustls::{CertificateError, OtherError};
 use rustls_pki_types::UnixTime;
 use stdx::calendar::format_rfc3339;
 
-/// Reason why a peer's certificate is refused. Displayed as in etcd's log.
+/// Reason why a peer is refused because of its certificate. Displayed with the message that etcd logs.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Refusal {
     /// A client presented no certificate where one is required.
@@ -24,32 +24,33 @@ pub enum Refusal {
     NotYetValid {
         /// Time of the check.
         now: u64,
-        /// First second in which it is valid.
+        /// First second in which the certificate is valid.
         not_before: u64,
     },
     /// A certificate of the chain has expired. Times in seconds since 1970.
     Expired {
         /// Time of the check.
         now: u64,
-        /// Last second in which it was valid.
+        /// Last second in which the certificate was valid.
         not_after: u64,
     },
     /// No trusted authority has signed the certificate.
     UnknownAuthority,
-    /// The certificate has the wrong purpose: a server's certificate presented by a client, or the reverse.
+    /// The certificate has the wrong purpose: for example, a client presented a certificate that is only for
+    /// servers.
     WrongPurpose,
-    /// Another rule for certificates is violated; the text describes it.
+    /// The certificate violates another rule, which the string describes.
     Invalid(String),
-    /// Neither the common name nor the host names are allowed.
+    /// The common name or the host names in the certificate are not among the allowed ones.
     NotAllowed,
-    /// The serial number is on the revocation list.
+    /// The serial number of a certificate is on the revocation list.
     Revoked {
         /// Serial number in hexadecimal digits.
         serial: String,
     },
-    /// A server's certificate does not match the dialed host.
+    /// A server's certificate does not match the host that was dialed.
     WrongHost(String),
-    /// A client's certificate does not match the address that the client connects from.
+    /// A client's certificate does not match the address from which the client connects.
     WrongAddress(String),
 }
 
@@ -93,8 +94,9 @@ impl fmt::Display for Refusal {
 impl std::error::Error for Refusal {}
 
 impl Refusal {
-    /// Converts into the error that `rustls` expects from a verifier. The error selects the alert for the
-    /// peer: the alert that Go sends, if Go has a specific alert for the refusal.
+    /// Converts the refusal into an error of `rustls`, as a verifier must return it. The error determines
+    /// which TLS alert the peer receives. It is the alert that Go sends, if Go has a specific one for this
+    /// refusal.
     pub(crate) fn to_rustls(&self) -> rustls::Error {
         let time = |seconds: u64| UnixTime::since_unix_epoch(Duration::from_secs(seconds));
         let error = match *self {
@@ -112,8 +114,7 @@ impl Refusal {
         rustls::Error::InvalidCertificate(error)
     }
 
-    /// Returns the refusal that caused an error of a handshake; `None` if the handshake failed for another
-    /// reason.
+    /// Returns the refusal because of which a handshake failed; `None` if it failed for another reason.
     pub fn behind(error: &rustls::Error) -> Option<Refusal> {
         let error = match error {
             rustls::Error::NoCertificatesPresented => return Some(Refusal::NoCertificate),
@@ -139,8 +140,8 @@ impl Refusal {
     }
 }
 
-/// Describes why a handshake failed, in etcd's words if etcd has an error for it. The text is logged as the
-/// field `error` of `rejected connection on client endpoint`.
+/// Describes why a handshake failed, with etcd's message if etcd has one. Like etcd, listeners log it as the
+/// field `error` of the line `rejected connection on client endpoint`.
 pub fn explain(error: &rustls::Error) -> String {
     if let Some(refusal) = Refusal::behind(error) {
         return refusal.to_string();

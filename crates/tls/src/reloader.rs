@@ -9,32 +9,33 @@ use crate::material::{Material, Warning};
 use crate::tls::Tls;
 use crate::trust::Fingerprint;
 
-/// Interval at which a lasting failure is reported again.
+/// Interval at which it is reported again that changed files cannot be used.
 const REMINDER: Duration = Duration::from_secs(3600);
 
-/// Resolution of file time stamps, in seconds, that is assumed: within this time after a change, another
-/// change may leave the time stamp the same.
+/// Assumed resolution of file time stamps in seconds. A second change of a file within this time after the
+/// first may leave the time stamp the same.
 const STAMP_SECONDS: i64 = 2;
 
-/// Change of the files. Every event should be logged.
+/// Result of a [`Reloader::poll`] that found changed files. The caller should log every event.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Event {
-    /// The files changed and are in use from now on. Existing connections should be checked (`still_valid`).
+    /// Files have changed, and their new contents are in use from now on. The caller should check open
+    /// connections with `still_valid`.
     Reloaded {
-        /// The new [`Tls::generation`].
+        /// Generation number of the new material ([`Tls::generation`]).
         generation: u64,
-        /// Files with new contents.
+        /// Files whose contents have changed.
         changed: Vec<PathBuf>,
         /// Warnings about the new material.
         warnings: Vec<Warning>,
     },
-    /// The files changed and cannot be used. The material loaded before stays in use. Reported once per
-    /// change, and again every hour.
+    /// Files have changed, but cannot be used. The material that was loaded before stays in use. Reported
+    /// once per change, and then again every hour.
     Kept {
-        /// File at fault, and the reason.
+        /// File that cannot be used, and the reason.
         error: LoadError,
     },
-    /// After a failure, the files again have the contents that are in use.
+    /// The files could not be used for some time, and now have the contents again that are in use.
     Restored,
 }
 
@@ -53,22 +54,23 @@ impl fmt::Display for Event {
     }
 }
 
-/// Watches the files of one [`Tls`] and replaces its material. The caller provides a thread that polls about
-/// once a second.
+/// Watches the files of one [`Tls`], and replaces its material when they change. The caller must call
+/// [`Reloader::poll`] about once a second.
 ///
-/// New contents are used at the second poll that sees them, so a partly written file is not used even if it
-/// can be parsed. All files are replaced together or not at all: a new certificate is not used before its key
-/// has arrived.
+/// New contents are used only if two successive polls find the same contents. So a partly written file is
+/// normally not used, even if it can be parsed. The contents of all files are replaced together or not at
+/// all, so that a new certificate is not used before its key has been written.
 pub struct Reloader {
     tls: Tls,
     files: Vec<(Part, PathBuf)>,
-    /// Stamps of the files at the last read.
+    /// Stamps that the files had when they were last read.
     stamps: Vec<Option<Stamp>>,
-    /// True if the files were read so soon after a change that the stamps may not show a further change.
+    /// True if the files must be read at the next poll even if their stamps are the same: they were last read
+    /// so soon after a change that a further change may leave the stamps unchanged.
     read_again: bool,
     /// Hashes of the contents in use.
     loaded: Vec<Fingerprint>,
-    /// Hashes of contents that were seen at the last poll and are not in use.
+    /// Hashes of new contents that the last poll has found. They are used if the next poll finds them again.
     candidate: Option<Vec<Fingerprint>>,
     failed: Option<Failed>,
 }
@@ -96,7 +98,8 @@ impl Reloader {
             tls,
             files,
             stamps,
-            // The current time is not known here, so the files are read once more; that costs little.
+            // Read the files once more at the first poll: they may have changed just before they were read
+            // here, and a further change may then leave the stamps the same.
             read_again: true,
             loaded: contents.hashes(),
             candidate: None,
@@ -108,7 +111,8 @@ impl Reloader {
         files.iter().map(|(_, path)| files::stamp(path)).collect()
     }
 
-    /// Checks the files. While they do not change, this costs one `stat` per file, at most six.
+    /// Checks whether the files have changed, and replaces the material if their new contents can be used. If
+    /// nothing has changed, this takes only one `stat` call per file, at most six.
     pub fn poll(&mut self, now: SystemTime) -> Option<Event> {
         let stamps = Reloader::stamps(&self.files);
         if stamps == self.stamps && !self.read_again && self.candidate.is_none() {
@@ -185,8 +189,8 @@ impl Reloader {
 fn changed_lately(stamps: &[Option<Stamp>], now: SystemTime) -> bool {
     let now = now.duration_since(UNIX_EPOCH).unwrap_or_default().as_secs();
     let now = i64::try_from(now).unwrap_or(i64::MAX);
-    // The upper bound prevents files with time stamps far in the future from being read for ever. It is not
-    // `now`, because the clock of a file server may differ a little.
+    // Without the upper bound, a file with a time stamp far in the future would be read at every poll. The
+    // bound is not `now`, because the clock of a file server may be a little ahead.
     let lately = now - STAMP_SECONDS..=now + STAMP_SECONDS;
     stamps.iter().flatten().flat_map(Stamp::changed_seconds).any(|seconds| lately.contains(&seconds))
 }

@@ -1,7 +1,7 @@
-//! Names of an address, from the hosts file or else from name servers.
+//! Looks up the names of an IP address in the hosts file, or else at the name servers.
 //!
-//! The system function `getnameinfo` returns only one name per address. An address may have several names,
-//! and a certificate may be for any of them.
+//! The system function `getnameinfo` is not sufficient, because it returns only one name per address. An
+//! address may have several names, and a certificate may be valid for any of them.
 
 use std::hash::{BuildHasher as _, RandomState};
 use std::io::{self, Read as _, Write as _};
@@ -9,27 +9,27 @@ use std::net::{IpAddr, Ipv4Addr, SocketAddr, TcpStream, UdpSocket};
 use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
-/// Maximum number of names per address.
+/// Maximum number of names that are returned for an address.
 const NAMES_MAX: usize = 64;
 /// Maximum number of bytes read from the hosts file and from the list of name servers.
 const FILE_BYTES_MAX: u64 = 1 << 20;
 /// Maximum number of name servers that are asked, the same as in the system library.
 const SERVERS_MAX: usize = 3;
-/// Number of attempts per server; the next constant is the time limit of each attempt.
+/// Number of times that each name server is asked. Each time it has [`TIMEOUT`] to answer.
 const ATTEMPTS: usize = 2;
 const TIMEOUT: Duration = Duration::from_secs(5);
 /// Maximum size in bytes of an answer over UDP. A longer answer is fetched over TCP.
 const UDP_BYTES_MAX: usize = 4096;
-/// Maximum length of a name in bytes.
+/// Maximum length of a domain name in bytes.
 const NAME_BYTES_MAX: usize = 255;
 
 const PTR: u16 = 12;
 const INTERNET: u16 = 1;
-/// Size of the header before the question: id, flags, and the numbers of questions, answers and other
+/// Size in bytes of the header of a DNS message: id, flags, and the numbers of questions, answers and other
 /// records.
 const HEAD_BYTES: usize = 12;
 
-/// Sources for names.
+/// Sources for the names of an address: the hosts file, and the name servers.
 #[derive(Debug)]
 pub(crate) struct Sources {
     hosts: PathBuf,
@@ -38,14 +38,14 @@ pub(crate) struct Sources {
 }
 
 impl Sources {
-    /// Returns the sources that the system is configured with.
+    /// Returns the sources that the system's configuration names.
     pub(crate) fn of_system() -> Sources {
         let servers = read(Path::new("/etc/resolv.conf")).map_or_else(|_| Vec::new(), |text| servers(&text));
         Sources { hosts: "/etc/hosts".into(), servers, timeout: TIMEOUT }
     }
 
-    /// Returns the names of an address, up to [`NAMES_MAX`]; none if no source knows any or no server
-    /// answers.
+    /// Returns the names of an address, at most [`NAMES_MAX`]. Returns none if no source knows a name, or if
+    /// no server answers.
     pub(crate) fn names(&self, address: IpAddr) -> Vec<String> {
         let address = address.to_canonical();
         let listed = read(&self.hosts).map_or_else(|_| Vec::new(), |text| hosts(&text, address));
@@ -53,7 +53,8 @@ impl Sources {
             return listed;
         }
         for server in self.servers.iter().cycle().take(ATTEMPTS * self.servers.len()) {
-            // If a server does not answer, the next one is asked. The answer that no name exists is final.
+            // If a server does not answer or fails, ask the next one. The answer that no name exists is
+            // final.
             if let Ok(Some(names)) = ask(*server, address, self.timeout) {
                 return names;
             }
@@ -68,7 +69,7 @@ fn read(path: &Path) -> io::Result<String> {
     Ok(String::from_utf8_lossy(&bytes).into_owned())
 }
 
-/// Returns the words of each line, without comments.
+/// Returns the words of each line of a configuration file, without comments.
 fn lines(text: &str) -> impl Iterator<Item = std::str::SplitWhitespace<'_>> {
     text.lines().map(|line| line.split(['#', ';']).next().unwrap_or_default().split_whitespace())
 }
@@ -97,14 +98,14 @@ fn hosts(text: &str, address: IpAddr) -> Vec<String> {
     lines(text).flat_map(names).take(NAMES_MAX).collect()
 }
 
-/// Returns true if the text can be a host name.
+/// Returns true if `name` can be a host name.
 fn is_name(name: &str) -> bool {
     !name.is_empty()
         && name.len() <= NAME_BYTES_MAX
         && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"-_.".contains(&byte))
 }
 
-/// Returns the domain name for a reverse look-up of the address.
+/// Returns the domain name whose PTR records contain the names of the address.
 fn reverse_name(address: IpAddr) -> String {
     match address {
         IpAddr::V4(address) => {
@@ -123,10 +124,10 @@ fn reverse_name(address: IpAddr) -> String {
 
 fn question(id: u16, address: IpAddr) -> Vec<u8> {
     let mut bytes = id.to_be_bytes().to_vec();
-    // Flags: recursion desired. One question.
+    // The flag "recursion desired", and the numbers of records: one question.
     bytes.extend_from_slice(&[1, 0, 0, 1, 0, 0, 0, 0, 0, 0]);
     for label in reverse_name(address).split('.') {
-        // Labels of reverse names are short, so their length fits one byte.
+        // The cast is lossless, because the labels of these names are short.
         bytes.push(label.len() as u8);
         bytes.extend_from_slice(label.as_bytes());
     }
@@ -136,9 +137,11 @@ fn question(id: u16, address: IpAddr) -> Vec<u8> {
     bytes
 }
 
-/// Asks a server for the names of an address. Returns `None` if the server cannot answer.
+/// Asks a name server for the names of an address. Returns `None` if the server answers that it has failed,
+/// or sends only unrelated datagrams.
 fn ask(server: SocketAddr, address: IpAddr, timeout: Duration) -> io::Result<Option<Vec<String>>> {
-    // The id is random, so that only the asked server, which sees it, can answer.
+    // Choose a random id, so that an attacker who does not see the question must guess it to forge the
+    // answer.
     let id = RandomState::new().hash_one(address) as u16;
     let question = question(id, address);
     let any: IpAddr = if server.is_ipv4() { Ipv4Addr::UNSPECIFIED.into() } else { [0; 16].into() };
@@ -147,7 +150,7 @@ fn ask(server: SocketAddr, address: IpAddr, timeout: Duration) -> io::Result<Opt
     let deadline = Instant::now() + timeout;
     socket.send(&question)?;
     let mut bytes = vec![0; UDP_BYTES_MAX];
-    // A few unrelated datagrams may arrive before the answer.
+    // Before the answer a few unrelated datagrams may arrive, which are skipped.
     for _ in 0..8 {
         socket.set_read_timeout(Some(left(deadline)?))?;
         let len = socket.recv(&mut bytes)?;
@@ -170,7 +173,7 @@ fn left(deadline: Instant) -> io::Result<Duration> {
     if left.is_zero() { Err(io::ErrorKind::TimedOut.into()) } else { Ok(left) }
 }
 
-/// Asks a server for the names of an address over TCP.
+/// Asks a name server over TCP, for an answer that is too long for UDP.
 fn ask_at_length(server: SocketAddr, question: &[u8], deadline: Instant) -> io::Result<Option<Vec<String>>> {
     let mut stream = TcpStream::connect_timeout(&server, left(deadline)?)?;
     stream.set_write_timeout(Some(left(deadline)?))?;
@@ -185,7 +188,8 @@ fn ask_at_length(server: SocketAddr, question: &[u8], deadline: Instant) -> io::
     }
 }
 
-/// Fills the buffer until the deadline, even if bytes arrive one at a time.
+/// Fills the buffer. Fails if that is not complete at the deadline, even if single bytes arrive from time to
+/// time.
 fn read_by(deadline: Instant, stream: &mut TcpStream, mut bytes: &mut [u8]) -> io::Result<()> {
     while !bytes.is_empty() {
         stream.set_read_timeout(Some(left(deadline)?))?;
@@ -201,18 +205,18 @@ fn read_by(deadline: Instant, stream: &mut TcpStream, mut bytes: &mut [u8]) -> i
 
 #[derive(Debug, PartialEq, Eq)]
 enum Answer {
-    /// The datagram is not an answer to this question.
+    /// The message is not an answer to this question.
     Foreign,
-    /// The answer was truncated because it does not fit a datagram.
+    /// The server has truncated the answer, because it does not fit into a datagram.
     CutOff,
-    /// Names in the answer; `None` if the server failed.
+    /// The names in the answer; `None` if the server reports a failure.
     Names(Option<Vec<String>>),
 }
 
 fn answer(bytes: &[u8], question: &[u8]) -> Answer {
     let is_ours = bytes.len() >= question.len()
         && bytes[..2] == question[..2]
-        // Response bit set, opcode for a standard query.
+        // The response bit must be set, and the opcode must be that of a standard query.
         && bytes[2] & 0xf8 == 0x80
         && bytes[4..6] == [0, 1]
         && bytes[HEAD_BYTES..question.len()].eq_ignore_ascii_case(&question[HEAD_BYTES..]);
@@ -224,7 +228,7 @@ fn answer(bytes: &[u8], question: &[u8]) -> Answer {
     }
     match bytes[3] & 15 {
         0 => {}
-        // No such name (NXDOMAIN).
+        // There is no such name (NXDOMAIN), so the list of names is empty.
         3 => return Answer::Names(Some(Vec::new())),
         _ => return Answer::Names(None),
     }
@@ -240,8 +244,8 @@ fn answer(bytes: &[u8], question: &[u8]) -> Answer {
     Answer::Names(Some(names))
 }
 
-/// Reads the record at `at` and moves `at` behind it. Returns `None` if it is malformed, `Some(None)` if it
-/// is not a PTR record with a valid host name.
+/// Reads the record at `at`, and sets `at` to the offset after it. Returns `None` if the record is malformed,
+/// and `Some(None)` if it is not a PTR record with a valid host name.
 fn record(bytes: &[u8], at: &mut usize) -> Option<Option<String>> {
     let (_, behind) = name(bytes, *at)?;
     let fixed = bytes.get(behind..behind + 10)?;
@@ -257,10 +261,11 @@ fn record(bytes: &[u8], at: &mut usize) -> Option<Option<String>> {
     Some(Some(found).filter(|name| is_name(name)))
 }
 
-/// Reads a name. Returns it with the offset behind it.
+/// Reads the domain name at `at`. Returns the name, and the offset after it.
 fn name(bytes: &[u8], mut at: usize) -> Option<(String, usize)> {
     let (mut name, mut behind) = (String::new(), None);
-    // Compression pointers must refer to ever earlier offsets, so the loop ends.
+    // A name may continue at an earlier offset (compression pointer). Each pointer must point to an offset
+    // before the previous one, so that the loop ends.
     let mut earliest = at;
     loop {
         let len = usize::from(*bytes.get(at)?);
@@ -271,8 +276,8 @@ fn name(bytes: &[u8], mut at: usize) -> Option<(String, usize)> {
                 if !name.is_empty() {
                     name.push('.');
                 }
-                // `is_name` later rejects invalid characters; a dot within a label is replaced here, because
-                // it would look valid.
+                // Replace a dot within a label by an invalid character, because it would look like the end of
+                // the label. `is_name` later rejects names with invalid characters.
                 name.extend(label.iter().map(|byte| if *byte == b'.' { '?' } else { char::from(*byte) }));
                 if name.len() > NAME_BYTES_MAX {
                     return None;

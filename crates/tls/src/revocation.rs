@@ -1,4 +1,5 @@
-//! Revoked serial numbers, read from a certificate revocation list (RFC 5280 section 5) like in etcd.
+//! Reads the serial numbers of revoked certificates from certificate revocation lists (RFC 5280 section 5),
+//! with the rules of etcd.
 
 use rustls_pki_types::CertificateRevocationListDer;
 use rustls_pki_types::pem::PemObject as _;
@@ -7,8 +8,8 @@ use sha2::{Digest as _, Sha256};
 use crate::der::{self, Reader};
 use crate::pem;
 
-/// Serial number of at most 20 bytes, or a hash of a longer one. The fixed size makes a list a single
-/// allocation.
+/// Serial number of a certificate, or a hash of it if it has more than 20 bytes. The size is fixed, so that a
+/// list of serial numbers is a single allocation.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
 pub(crate) struct Serial {
     length: u8,
@@ -16,7 +17,7 @@ pub(crate) struct Serial {
 }
 
 impl Serial {
-    /// Creates a serial number from its magnitude without leading zeros.
+    /// Creates a serial number from its bytes, without sign and leading zeros.
     pub(crate) fn new(magnitude: &[u8]) -> Serial {
         let mut bytes = [0; 20];
         match bytes.get_mut(..magnitude.len()) {
@@ -32,28 +33,29 @@ impl Serial {
         }
     }
 
-    /// Formats the serial number in hexadecimal digits, like etcd.
+    /// Formats the serial number in hexadecimal digits, as etcd does.
     pub(crate) fn text(&self) -> String {
         let shown = self.bytes.get(..usize::from(self.length)).unwrap_or(&self.bytes);
         shown.iter().map(|byte| format!("{byte:02x}")).collect()
     }
 }
 
-/// Content of revocation lists. As in etcd only the serial numbers count: issuer, signature and next update
-/// are not checked, since the operator provides the file.
+/// Contents of the revocation lists in one file. As in etcd only the serial numbers count. Issuer, signature
+/// and time of the next update are not checked, because the operator provides the file.
 #[derive(Debug, Default)]
 pub(crate) struct Revocations {
-    /// Serial numbers, sorted.
+    /// Revoked serial numbers, sorted for the binary search.
     serials: Vec<Serial>,
-    /// Time at which the next list is due, in seconds since 1970.
+    /// Time at which a newer list should be available, in seconds since 1970; `None` if no list contains such
+    /// a time.
     pub(crate) next_update: Option<u64>,
 }
 
 impl Revocations {
-    /// Parses one list in DER, or any number of lists in PEM.
+    /// Parses the contents of a file: one list in DER, or any number of lists in PEM.
     ///
     /// # Errors
-    /// Returns Go's text if the data is not a revocation list or the PEM is malformed.
+    /// Returns Go's message if the data is not a revocation list, or a message about malformed PEM data.
     pub(crate) fn parse(bytes: &[u8]) -> Result<Revocations, String> {
         let mut all = Revocations::default();
         if bytes.first() == Some(&der::SEQUENCE) {
@@ -89,7 +91,7 @@ impl Revocations {
         self.serials.binary_search(serial).is_ok()
     }
 
-    /// Returns the number of serial numbers.
+    /// Returns the number of revoked serial numbers.
     pub(crate) fn len(&self) -> usize {
         self.serials.len()
     }
@@ -97,7 +99,8 @@ impl Revocations {
 
 const MALFORMED: &str = "x509: malformed crl";
 
-/// Returns the entries of a list, and the time at which the next list is due.
+/// Returns a reader of the entries of a list, and the time of the next update; `None` if the list is
+/// malformed.
 fn head(der: &[u8]) -> Option<(Reader<'_>, Option<u64>)> {
     let mut outer = Reader::new(der);
     let mut list = outer.enter(der::SEQUENCE)?;

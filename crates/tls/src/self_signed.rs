@@ -1,4 +1,4 @@
-//! Generated certificates for `--auto-tls` and `--peer-auto-tls`.
+//! Generates self-signed certificates for `--auto-tls` and `--peer-auto-tls`.
 
 use std::fs::{self, DirBuilder, File, OpenOptions};
 use std::io::{self, Write as _};
@@ -15,19 +15,19 @@ use crate::error::LoadError;
 use crate::pem;
 use crate::settings::Settings;
 
-/// Maximum validity in years; etcd's arithmetic overflows beyond it.
+/// Maximum validity in years. More years are refused, because etcd's arithmetic overflows there.
 const MAX_YEARS: u64 = 292;
 
 /// Self-signed certificate of this member, with its key.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct SelfSigned {
-    /// Path of `cert.pem` in the directory.
+    /// Path of the file with the certificate, `cert.pem`.
     pub cert_file: PathBuf,
-    /// Path of `key.pem` in the directory.
+    /// Path of the file with the private key, `key.pem`.
     pub key_file: PathBuf,
     /// Last second in which the certificate is valid.
     pub not_after: SystemTime,
-    /// Reason why the certificate was generated now, for the log; `None` if an existing one is used.
+    /// Reason, for the log, why a new certificate was generated; `None` if an existing one is used.
     pub made: Option<String>,
 }
 
@@ -35,12 +35,12 @@ impl SelfSigned {
     /// Uses the certificate in `dir`, or generates one that is valid for `years` years of 365 days from
     /// `now`.
     ///
-    /// `hosts` are the addresses of the listeners, each `host:port`. An existing certificate is used whatever
-    /// hosts it is for, as in etcd. A certificate that has expired or cannot be used is replaced, and the old
-    /// files are kept with `.old` appended to their names. The certificates that etcd generates cannot be
-    /// used, because they have P-521 keys.
+    /// `hosts` are the addresses of the listeners, each `host:port`. An existing certificate is used even if
+    /// it is for other hosts, as in etcd. A certificate that has expired or cannot be used is replaced. The
+    /// old files are kept with `.old` appended to their names. The certificates that etcd generates are
+    /// replaced, too, because their P-521 keys are not supported.
     ///
-    /// The directory is created with mode 0700, the files with 0600.
+    /// The directory is created with mode 0700, the files with mode 0600.
     ///
     /// # Errors
     /// Returns an error if `years` is 0 or above 292, or if files cannot be written.
@@ -79,8 +79,8 @@ impl SelfSigned {
             .ok_or_else(|| LoadError::new("selfSignedCertValidity is invalid,it is beyond the calendar"))?;
         let (cert, key) = generate(hosts, now, not_after)
             .map_err(|error| LoadError::of_file(&cert_file, error.to_string()))?;
-        // If the member crashes between the two writes, the next start finds no usable pair and generates a
-        // new one.
+        // The order does not matter: if the member crashes between the two writes, the next start finds no
+        // usable pair and generates a new one.
         write(&key_file, &key).map_err(failed(&key_file))?;
         write(&cert_file, &cert).map_err(failed(&cert_file))?;
         File::open(dir).and_then(|dir| dir.sync_all()).map_err(failed(dir))?;
@@ -88,8 +88,8 @@ impl SelfSigned {
         Ok(SelfSigned { cert_file, key_file, not_after, made: Some(made) })
     }
 
-    /// Returns settings that use the certificate. As in etcd they replace the flags: clients are not asked
-    /// for certificates, and any certificate of another member is accepted.
+    /// Returns settings that use this certificate. They replace the TLS flags, as in etcd: clients are not
+    /// asked for certificates, and the certificates of other members are not verified.
     pub fn settings(&self) -> Settings {
         Settings {
             cert_file: Some(self.cert_file.clone()),
@@ -107,7 +107,7 @@ fn whole_seconds(time: SystemTime) -> SystemTime {
     crate::material::system_time(seconds)
 }
 
-/// Returns the expiry of the existing pair, or the reason why another one must be generated.
+/// Returns the expiry time of the existing certificate, or the reason why a new one must be generated.
 fn usable(cert_file: &Path, key_file: &Path, now: SystemTime) -> Result<SystemTime, String> {
     if !cert_file.exists() && !key_file.exists() {
         return Err("there was none".to_owned());
@@ -137,7 +137,7 @@ fn generate(
     params.key_usages = vec![KeyUsagePurpose::DigitalSignature, KeyUsagePurpose::KeyEncipherment];
     params.extended_key_usages = vec![ExtendedKeyUsagePurpose::ServerAuth];
     for host in hosts {
-        // Removes the port, and the brackets of an IPv6 address.
+        // Remove the port, and the brackets of an IPv6 address.
         let name = host.rsplit_once(':').map_or(host.as_str(), |(name, _)| name);
         let name = name.strip_prefix('[').and_then(|name| name.strip_suffix(']')).unwrap_or(name);
         let name = match name.parse() {
@@ -154,7 +154,8 @@ fn generate(
     Ok((certificate.pem(), key.serialize_pem()))
 }
 
-/// Writes a file atomically: after a crash or power failure the file is either complete or absent.
+/// Writes a new file atomically: after a crash or a power failure the file either is complete or does not
+/// exist.
 fn write(file: &Path, text: &str) -> io::Result<()> {
     let unfinished = file.with_extension("pem.tmp");
     let _ = fs::remove_file(&unfinished);

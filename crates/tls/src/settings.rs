@@ -15,10 +15,10 @@ pub enum Version {
 }
 
 impl Version {
-    /// Parses the value of `--tls-min-version` or `--tls-max-version`; an empty value returns `None`.
+    /// Parses the value of `--tls-min-version` or `--tls-max-version`. Returns `None` for an empty value.
     ///
     /// # Errors
-    /// Returns etcd's text for an invalid value.
+    /// Returns an error with etcd's message if the value is not valid.
     pub fn parse(text: &str) -> Result<Option<Version>, LoadError> {
         match text {
             "" => Ok(None),
@@ -40,56 +40,62 @@ impl fmt::Display for Version {
     }
 }
 
-/// TLS flags of one kind of listener: for clients (`--cert-file`, …) or for peers (`--peer-cert-file`, …).
-/// Displayed as in etcd's log; contains file names and no secrets.
+/// Values of the TLS flags for one kind of listener: for clients (`--cert-file`, …) or for other members
+/// (`--peer-cert-file`, …). Displayed as in etcd's log: with file names and without secrets.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Settings {
-    /// Certificate of the listeners, followed by the intermediate certificates (PEM). Also presented to
-    /// servers that this member connects to, unless [`Settings::client_cert_file`] is set.
+    /// Certificate of the listeners, followed by the intermediate certificates (PEM). This member also
+    /// presents it when it connects to other servers, unless [`Settings::client_cert_file`] is set.
     pub cert_file: Option<PathBuf>,
-    /// Key of [`Settings::cert_file`] (PEM): RSA, ECDSA on P-256 or P-384, or Ed25519, in PKCS#1, SEC 1 or
-    /// PKCS#8 format.
+    /// Private key of [`Settings::cert_file`] (PEM): RSA, ECDSA on P-256 or P-384, or Ed25519, in PKCS#1, SEC
+    /// 1 or PKCS#8 format.
     pub key_file: Option<PathBuf>,
-    /// Certificate for connections that this member opens.
+    /// Certificate that this member presents on connections that it opens (PEM).
     pub client_cert_file: Option<PathBuf>,
-    /// Key of [`Settings::client_cert_file`].
+    /// Private key of [`Settings::client_cert_file`] (PEM).
     pub client_key_file: Option<PathBuf>,
-    /// Authorities for verifying clients and servers (PEM); without it the system's authorities are used. If
-    /// set, clients must present a certificate, whatever [`Settings::client_cert_auth`] says, as in etcd.
+    /// Authorities that may sign the certificates of clients and servers (PEM); if `None`, the system's
+    /// authorities are trusted. If set, clients must present a certificate even if
+    /// [`Settings::client_cert_auth`] is false, as in etcd.
     pub trusted_ca_file: Option<PathBuf>,
     /// True if clients must present a certificate.
     pub client_cert_auth: bool,
-    /// File with revoked serial numbers: one list in DER, or lists in PEM.
+    /// File with the serial numbers of revoked certificates: one revocation list in DER, or several in PEM.
     pub crl_file: Option<PathBuf>,
-    /// Allowed common names: a peer's certificate must have one of them. Empty allows any.
+    /// Common names that are allowed: a peer's certificate must have one of them. If empty, any is allowed.
     pub allowed_cns: Vec<String>,
-    /// Allowed host names or addresses: a peer's certificate must be for one of them. Empty allows any.
+    /// Host names or addresses that are allowed: a peer's certificate must be valid for one of them. If
+    /// empty, any is allowed.
     pub allowed_hostnames: Vec<String>,
-    /// True if names and addresses in clients' certificates are not compared with the clients' addresses.
-    /// Only peer listeners compare them.
+    /// If true, the names and addresses in clients' certificates are not compared with the addresses from
+    /// which the clients connect. Listeners for clients never compare them.
     pub skip_client_san_verify: bool,
-    /// Minimum version; `None` means TLS 1.2.
+    /// Minimum version of TLS; `None` means TLS 1.2.
     pub min_version: Option<Version>,
-    /// Maximum version; `None` means TLS 1.3.
+    /// Maximum version of TLS; `None` means TLS 1.3.
     pub max_version: Option<Version>,
     /// Cipher suites for TLS 1.2, by Go's names; empty enables all supported ones. Those of TLS 1.3 are
     /// always enabled.
     pub cipher_suites: Vec<String>,
-    /// Name that servers' certificates must match, instead of the dialed host.
+    /// Name that the certificates of servers must match; if `None` or empty, they must match the host that is
+    /// dialed.
     pub server_name: Option<String>,
-    /// True if any server certificate is accepted.
+    /// If true, servers' certificates are not verified: any certificate is accepted.
     pub insecure_skip_verify: bool,
-    /// True if this member also connects to other members with these settings. Affects warnings only.
+    /// True if this member also connects to other members with these settings. The only effect is a warning
+    /// if its certificate cannot be used for that.
     pub dials: bool,
-    /// Application protocols that a listener accepts, in order of preference (`h2`, `http/1.1`); empty
-    /// disables negotiation.
+    /// Application protocols that a listener accepts in ALPN negotiation, in order of preference, such as
+    /// `h2` and `http/1.1`. If empty, no protocol is negotiated.
     pub alpn: Vec<Vec<u8>>,
-    /// Application protocols offered to servers; empty offers none.
+    /// Application protocols that this member offers to servers in ALPN negotiation. If empty, none is
+    /// offered.
     pub client_alpn: Vec<Vec<u8>>,
 }
 
 impl Settings {
-    /// Returns true if listeners have no certificate and therefore cannot serve `https`.
+    /// Returns true if the settings name neither certificate nor key for listeners, which then cannot serve
+    /// `https`.
     pub fn is_empty(&self) -> bool {
         self.cert_file.is_none() && self.key_file.is_none()
     }
@@ -102,7 +108,8 @@ impl Settings {
     /// Checks the settings without reading files.
     ///
     /// # Errors
-    /// Returns etcd's text if settings contradict each other.
+    /// Returns an error with etcd's message if settings contradict each other or a cipher suite is unknown,
+    /// or an error of Mainstay if a cipher suite is not supported.
     pub fn check(&self) -> Result<(), LoadError> {
         check_versions(self.min_version, self.max_version, &self.cipher_suites)?;
         suites(&self.cipher_suites, &self.alpn)?;
@@ -153,16 +160,17 @@ fn show(path: &Path) -> String {
     path.display().to_string()
 }
 
-/// Formats a list of texts like Go's `%q`.
+/// Formats a list of strings like Go's `%q`.
 pub(crate) fn quoted(texts: &[impl AsRef<str>]) -> String {
     let texts: Vec<String> = texts.iter().map(|text| format!("{:?}", text.as_ref())).collect();
     format!("[{}]", texts.join(" "))
 }
 
-/// Checks the versions against each other and against the cipher suites, like etcd when it parses its flags.
+/// Checks that the versions do not contradict each other or the cipher suites, as etcd does when it parses
+/// its flags.
 ///
 /// # Errors
-/// Returns etcd's text if they contradict each other.
+/// Returns an error with etcd's message if they contradict each other.
 pub fn check_versions(
     min: Option<Version>,
     max: Option<Version>,
@@ -225,9 +233,9 @@ const UNSUPPORTED: [&str; 16] = [
 /// as in Go.
 ///
 /// # Errors
-/// Returns an error for a name that etcd does not know (etcd's text), for names that etcd knows and that are
-/// not supported here, or, for a listener with HTTP/2, for a list without a suite that HTTP/2 requires
-/// (etcd's text).
+/// Returns an error with etcd's message for a name that etcd does not know, and, for a listener with HTTP/2,
+/// for a list without a suite that HTTP/2 requires. Returns an error of Mainstay for names of suites that
+/// etcd supports and Mainstay does not.
 pub(crate) fn suites(names: &[String], alpn: &[Vec<u8>]) -> Result<Vec<SupportedCipherSuite>, LoadError> {
     let all = rustls::crypto::ring::ALL_CIPHER_SUITES;
     if names.is_empty() {

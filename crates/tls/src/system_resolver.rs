@@ -3,12 +3,12 @@ use std::net::{IpAddr, ToSocketAddrs};
 use crate::address::Resolver;
 use crate::reverse::Sources;
 
-/// Resolver that looks up names like the operating system: in files, then at name servers. It blocks, for
-/// tens of seconds if the servers do not answer, so it must be called on a thread that may block.
+/// Looks up names as the operating system does: in files, then at name servers. The methods block, for tens
+/// of seconds if the servers do not answer. So they must be called on a thread that may block.
 ///
-/// The names of an address, up to 64, come from the hosts file, or else from the name servers (`reverse.rs`).
-/// If these know none, the system function `getnameinfo` is called, which may have other sources and returns
-/// one name.
+/// The names of an address, at most 64, come from the hosts file, or else from the name servers
+/// (`reverse.rs`). If these have no name, the system function `getnameinfo` is called. It returns only one
+/// name, but may have other sources.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct SystemResolver;
 
@@ -19,7 +19,7 @@ impl Resolver for SystemResolver {
             return Ok(names);
         }
         let name = dns_lookup::lookup_addr(&address).map_err(|error| format!("lookup {address}: {error}"))?;
-        // `getnameinfo` returns the address itself if it knows no name.
+        // If `getnameinfo` finds no name, it returns the address in text form, which is not a name.
         if name.parse::<IpAddr>().is_ok() {
             return Err(format!("lookup {address}: no such host"));
         }

@@ -20,11 +20,11 @@ use crate::revocation::Serial;
 use crate::settings::Settings;
 use crate::trust::{Fingerprint, check_time};
 
-/// TLS for one kind of listener, and for the connections that a member opens with the same settings. Clones
-/// share the state.
+/// TLS for one kind of listener (for clients or for other members), and for the connections that a member
+/// opens with the same settings. Clones share the state.
 ///
-/// Loaded once, and replaced by its [`Reloader`] when the files change. Readers access the current material
-/// without a lock.
+/// Everything that was loaded from the files is called the material. The [`Reloader`] replaces it when the
+/// files change. Reading the current material takes no lock.
 #[derive(Clone)]
 pub struct Tls {
     pub(crate) shared: Arc<Shared>,
@@ -34,7 +34,7 @@ pub(crate) struct Shared {
     pub(crate) settings: Settings,
     pub(crate) time: Arc<dyn TimeProvider>,
     pub(crate) current: ArcSwap<Material>,
-    /// Error of the files on disk; `None` if their contents are in use.
+    /// Reason why the current contents of the files cannot be used; `None` if they are in use.
     pub(crate) failure: Mutex<Option<LoadError>>,
 }
 
@@ -45,7 +45,8 @@ impl fmt::Debug for Tls {
 }
 
 impl Tls {
-    /// Loads the files and checks that they fit together. `time` is the clock for validity checks.
+    /// Loads the files that `settings` name, and checks that they belong together. `time` is the clock that
+    /// decides whether certificates are valid.
     ///
     /// # Errors
     /// Returns an error if the settings contradict each other or a file cannot be used.
@@ -61,12 +62,12 @@ impl Tls {
         Ok((tls, reloader))
     }
 
-    /// Returns the TLS of the listeners; `None` if the settings name no certificate for them.
+    /// Returns the TLS for the listeners; `None` if the settings name no certificate for them.
     pub fn server(&self) -> Option<ServerTls> {
         self.shared.current.load().server.is_some().then(|| ServerTls { shared: self.shared.clone() })
     }
 
-    /// Returns the TLS of connections that this member opens.
+    /// Returns the TLS for connections that this member opens.
     pub fn client(&self) -> ClientTls {
         ClientTls { shared: self.shared.clone() }
     }
@@ -76,7 +77,7 @@ impl Tls {
         &self.shared.settings
     }
 
-    /// Returns the generation of the loaded material: 1 at first, incremented with each replacement.
+    /// Returns the generation number of the loaded material: 1 at first, and 1 more after each replacement.
     pub fn generation(&self) -> u64 {
         self.shared.current.load().generation
     }
@@ -86,12 +87,12 @@ impl Tls {
         self.shared.current.load().expiries.clone()
     }
 
-    /// Returns the warnings for the operator about the material in use.
+    /// Returns the warnings for the operator about files that are used in spite of a problem.
     pub fn warnings(&self) -> Vec<Warning> {
         self.shared.current.load().warnings.clone()
     }
 
-    /// Returns the error of the files on disk; `None` if their contents are in use.
+    /// Returns the reason why the current contents of the files cannot be used; `None` if they are in use.
     pub fn failure(&self) -> Option<LoadError> {
         self.shared.failure.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
@@ -158,7 +159,7 @@ impl Shared {
     }
 }
 
-/// TLS of listeners. Clones share the state.
+/// TLS for listeners. Clones share the state.
 #[derive(Clone)]
 pub struct ServerTls {
     shared: Arc<Shared>,
@@ -168,13 +169,13 @@ impl ServerTls {
     /// Returns the configuration for the next connection. Call this for each connection, so that reloaded
     /// files are used.
     ///
-    /// The memory of a handshake is bounded: a message has at most 64 KiB, and the certificates at most
-    /// [`crate::MAX_CHAIN_BYTES`]. Its time is not bounded: the caller must end the handshake after
-    /// [`crate::HANDSHAKE_TIMEOUT`].
+    /// The memory of a handshake is limited: a message has at most 64 KiB, and the certificates at most
+    /// [`crate::MAX_CHAIN_BYTES`]. The time of a handshake is not limited here: the caller must end the
+    /// handshake after [`crate::HANDSHAKE_TIMEOUT`].
     pub fn config(&self) -> Arc<ServerConfig> {
         let material = self.shared.current.load();
-        // Always present: the settings determine whether there is a configuration for listeners, and the
-        // settings never change.
+        // Does not panic. A `ServerTls` exists only if there is a configuration for listeners. Whether there
+        // is one depends on the settings, which never change.
         material.server.clone().expect("material for listeners is only replaced by material for listeners")
     }
 
@@ -184,8 +185,8 @@ impl ServerTls {
     }
 
     /// Checks a client after its handshake; `chain` is the result of `ServerConnection::peer_certificates`.
-    /// Must be called for every connection: a resumed connection has the chain that was verified in the
-    /// original handshake, and files may have changed since then.
+    /// Must be called for every connection. The certificates of a resumed connection were verified in the
+    /// original handshake, and the files may have changed since then.
     ///
     /// # Errors
     /// Returns a refusal if the connection must be closed.
@@ -193,9 +194,9 @@ impl ServerTls {
         self.shared.admit(chain, |material| material.clients.as_ref(), Purpose::Client)
     }
 
-    /// Compares the names and addresses in a client's certificate with the address of the connection, as etcd
-    /// does on listeners for peers and for metrics (not on those for clients). The result may require a name
-    /// look-up.
+    /// Compares the names and addresses in a client's certificate with the address from which the client
+    /// connects. etcd does this on listeners for other members and for metrics, but not on those for clients.
+    /// The result may be a name look-up that the caller has to perform.
     pub fn check_address(&self, chain: Option<&[CertificateDer<'_>]>, remote: IpAddr) -> AddressCheck {
         let leaf = chain.and_then(<[_]>::first).filter(|_| !self.shared.settings.skip_client_san_verify);
         let Some(leaf) = leaf else { return AddressCheck::Passed };
@@ -205,8 +206,8 @@ impl ServerTls {
         }
     }
 
-    /// Checks that an admitted client would be admitted again: its certificates are valid now, its authority
-    /// is still trusted, and none of its serial numbers was revoked.
+    /// Checks an admitted client again: its certificates must not have expired, its authority must still be
+    /// trusted, and none of its certificates may have been revoked.
     ///
     /// # Errors
     /// Returns a refusal if the connection must be closed.
@@ -214,8 +215,7 @@ impl ServerTls {
         self.shared.still_valid(session, |material| material.clients.as_ref())
     }
 
-    /// Checks like [`Self::still_valid`], but ignores the time: an expired certificate is accepted, because
-    /// it has not been revoked.
+    /// Checks an admitted client again like [`Self::still_valid`], but accepts expired certificates.
     ///
     /// # Errors
     /// Returns a refusal if the connection must be closed.
@@ -230,7 +230,7 @@ impl fmt::Debug for ServerTls {
     }
 }
 
-/// TLS of connections that this member opens. Clones share the state.
+/// TLS for connections that this member opens. Clones share the state.
 #[derive(Clone)]
 pub struct ClientTls {
     shared: Arc<Shared>,
@@ -243,25 +243,25 @@ impl ClientTls {
         self.shared.current.load().client.clone()
     }
 
-    /// Returns the configuration for a connection to a listener of this process with these settings. Only
-    /// that listener's known certificate is accepted, whatever authority signed it and whatever hosts it is
-    /// for.
+    /// Returns the configuration for a connection to a listener of this process that has the same settings.
+    /// Only the certificate of that listener is accepted, and its authority and its names are not checked.
     pub fn config_for_own_listener(&self) -> Arc<ClientConfig> {
         let material = self.shared.current.load();
         let Some(listener) = &material.listener else { return material.client.clone() };
         let mut config = ClientConfig::clone(&material.client);
         let servers = Servers::only(listener.clone(), material.servers.clone());
         config.dangerous().set_certificate_verifier(Arc::new(servers));
-        // Resumption is disabled, because the certificate would not be verified again in a resumed session.
+        // Disable resumption, so that the certificate is verified for each connection: it is not verified in
+        // a resumed session.
         config.resumption = Resumption::disabled();
         Arc::new(config)
     }
 
-    /// Returns the name that a server's certificate must match when it is dialed as `host`: a name or an
-    /// address, without brackets and port.
+    /// Returns the name or address that a server's certificate must match. It is the one in the settings or,
+    /// if there is none, `host`: the host that is dialed, without brackets and port.
     ///
     /// # Errors
-    /// Returns a refusal if `host` is neither a name nor an address.
+    /// Returns a refusal if it is neither a valid name nor an address.
     pub fn server_name(&self, host: &str) -> Result<ServerName<'static>, Refusal> {
         let name =
             self.shared.settings.server_name.as_deref().filter(|name| !name.is_empty()).unwrap_or(host);
@@ -278,7 +278,8 @@ impl ClientTls {
         self.shared.admit(chain, |material| Some(&material.servers), Purpose::Server)
     }
 
-    /// Checks that an admitted server would be admitted again, like [`ServerTls::still_valid`] for clients.
+    /// Checks an admitted server again: its certificates must not have expired, its authority must still be
+    /// trusted, and none of its certificates may have been revoked.
     ///
     /// # Errors
     /// Returns a refusal if the connection must be closed.
@@ -286,8 +287,7 @@ impl ClientTls {
         self.shared.still_valid(session, |material| Some(&material.servers))
     }
 
-    /// Checks like [`Self::still_valid`], but ignores the time, like [`ServerTls::still_trusted`] for
-    /// clients.
+    /// Checks an admitted server again like [`Self::still_valid`], but accepts expired certificates.
     ///
     /// # Errors
     /// Returns a refusal if the connection must be closed.
@@ -302,13 +302,13 @@ impl fmt::Debug for ClientTls {
     }
 }
 
-/// Names in a peer's certificate, which etcd logs when it rejects the peer after its handshake
-/// (`ip-addresses`, `dns-names`). At most 100 of each.
+/// Names in a peer's certificate, at most 100 of each kind, for the log line about a rejected peer. etcd has
+/// the same fields in this line: `ip-addresses` and `dns-names`.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct PeerNames {
-    /// Addresses that the certificate is for.
+    /// IP addresses for which the certificate is valid.
     pub ip_addresses: Vec<IpAddr>,
-    /// Host names that the certificate is for.
+    /// Host names for which the certificate is valid.
     pub dns_names: Vec<String>,
 }
 
@@ -325,13 +325,14 @@ impl PeerNames {
     }
 }
 
-/// Data about a connection's peer, for checking later whether the peer is still admitted. It holds serial
-/// numbers and the hash of the authority instead of certificates: about 100 bytes, plus at most 21 bytes per
-/// certificate and 1 KiB for the common name.
+/// Facts about the peer of an open connection, with which the peer can be checked again later. To save
+/// memory, it contains the serial numbers of the peer's certificates and a hash of their authority, but not
+/// the certificates: about 100 bytes, plus 21 bytes per certificate and at most 1 KiB for the common name.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Session {
     generation: u64,
-    /// Identity of the authority; `None` if the peer's certificate was not verified.
+    /// Hash that identifies the authority that signed the peer's certificate; `None` if the certificate was
+    /// not verified.
     authority: Option<Fingerprint>,
     not_after: u64,
     serials: Box<[Serial]>,
@@ -349,21 +350,21 @@ impl Session {
         }
     }
 
-    /// Returns the [`Tls::generation`] in which the peer was admitted.
+    /// Returns the [`Tls::generation`] at the time when the peer was admitted.
     pub fn generation(&self) -> u64 {
         self.generation
     }
 
-    /// Returns the common name in the peer's verified certificate, which is the user name if etcd
-    /// authenticates by certificates. `None` if the peer presented no certificate, if it was not verified, or
-    /// if the name is empty.
+    /// Returns the common name in the peer's verified certificate. If users are authenticated by
+    /// certificates, it is the user name. `None` if the peer presented no certificate, if it was not
+    /// verified, or if the name is empty.
     pub fn common_name(&self) -> Option<&str> {
         self.authority?;
         self.common_name.as_deref()
     }
 
-    /// Returns the last second in which all of the peer's certificates are valid, since 1970; `None` if none
-    /// was verified.
+    /// Returns the last second, counted since 1970, in which all of the peer's certificates are valid; `None`
+    /// if no certificate was verified.
     pub fn not_after(&self) -> Option<u64> {
         self.authority.map(|_| self.not_after)
     }

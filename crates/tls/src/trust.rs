@@ -1,4 +1,5 @@
-//! Trusted authorities, and verification of chains against them.
+//! Stores the trusted authorities, and verifies that one of them has signed a peer's certificate, directly or
+//! through intermediate certificates (a chain).
 
 use std::collections::{HashMap, HashSet};
 use std::fmt;
@@ -16,17 +17,18 @@ use crate::pem;
 use crate::refusal::Refusal;
 use crate::{MAX_CHAIN_BYTES, MAX_CHAIN_CERTIFICATES};
 
-/// Maximum number of cached verified chains.
+/// Maximum number of verified chains in the cache.
 const MAX_REMEMBERED: usize = 1024;
 
-/// SHA-256 hash.
+/// SHA-256 hash of a certificate or another sequence of bytes.
 pub(crate) type Fingerprint = [u8; 32];
 
-/// Trusted certificate.
+/// Certificate of a trusted authority.
 struct Authority {
-    /// Hash of subject and key. An authority that was renewed with the same key keeps its identity.
+    /// Hash of the subject and the public key. If an authority renews its certificate and keeps its key, the
+    /// identity stays the same.
     identity: Fingerprint,
-    /// Contents of the subject name.
+    /// Contents of the DER element of the subject name.
     subject: Vec<u8>,
     public_key: SubjectPublicKeyInfoDer<'static>,
     not_before: u64,
@@ -55,33 +57,35 @@ impl Authority {
     }
 }
 
-/// Result of verifying a trusted chain.
+/// Facts about a chain that was verified.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct Verified {
-    /// Value of [`Authority::identity`] for the authority that signed the chain.
+    /// [`Authority::identity`] of the authority that has signed the chain.
     pub(crate) authority: Fingerprint,
-    /// Time span in which all certificates of the chain are valid, in seconds since 1970.
+    /// First second, counted since 1970, in which all certificates of the chain are valid; `not_after` is the
+    /// last.
     pub(crate) not_before: u64,
     pub(crate) not_after: u64,
 }
 
-/// Trusted authorities of one file, or of the system, with a cache of the chains that they have signed.
+/// The trusted authorities of one file or of the system, with a cache of the chains that were verified.
 ///
-/// `webpki` builds and verifies chains. Go's rules are added where they are stricter (validity, purposes and
-/// path length of the authority itself; authorities that may not sign) and where they are more permissive: Go
-/// accepts `anyExtendedKeyUsage`, a peer's certificate that is itself in the file of authorities, and, if a
-/// trusted authority has signed it directly, a peer's certificate of version 1 or with the CA flag.
+/// `webpki` builds and verifies chains. Where Go, and so etcd, has other rules, those of Go apply. Go is
+/// stricter about the authority itself: its validity, purposes and path length, and whether it may sign. Go
+/// is more permissive in three cases: it accepts `anyExtendedKeyUsage`; a peer's certificate that is itself
+/// in the file of authorities; and a peer's certificate of version 1 or with the CA flag, if a trusted
+/// authority has signed it directly.
 pub(crate) struct Trust {
-    /// Authorities that may sign, in `webpki`'s form.
+    /// Authorities that may sign certificates, as `webpki` needs them.
     anchors: Vec<TrustAnchor<'static>>,
-    /// Data about each entry of [`Self::anchors`], in the same order.
+    /// Facts about each authority in [`Self::anchors`], in the same order.
     signers: Vec<Authority>,
     /// All trusted certificates, by the hash of their DER.
     pinned: HashMap<Fingerprint, Authority>,
     identities: HashSet<Fingerprint>,
     algorithms: WebPkiSupportedAlgorithms,
-    /// Cache of verified chains, by purpose and bytes. A peer that connects again costs no signature
-    /// verification.
+    /// Cache of verified chains, by a hash of their purpose and bytes. When a peer connects again, its
+    /// signatures are not verified again.
     remembered: Mutex<HashMap<Fingerprint, Verified>>,
 }
 
@@ -95,7 +99,7 @@ impl Trust {
     /// Loads the authorities of a PEM file, which must contain at least one certificate.
     ///
     /// # Errors
-    /// Returns an error if a certificate is malformed or there is none.
+    /// Returns an error if the file contains no certificate or a malformed one.
     pub(crate) fn from_pem(file: &Path, bytes: &[u8]) -> Result<Trust, LoadError> {
         let mut trust = Trust::nobody();
         for certificate in pem::authorities(file, bytes)? {
@@ -106,7 +110,7 @@ impl Trust {
         Ok(trust)
     }
 
-    /// Loads the system's authorities. If the system has none, no peer is trusted, as in Go.
+    /// Loads the system's authorities. If there are none, no peer is trusted, as in Go.
     pub(crate) fn of_system() -> Trust {
         let mut trust = Trust::nobody();
         for certificate in rustls_native_certs::load_native_certs().certs {
@@ -126,7 +130,7 @@ impl Trust {
         }
     }
 
-    /// Adds a certificate. Returns false if it is malformed.
+    /// Adds a trusted certificate. Returns false if it is malformed.
     fn add(&mut self, der: CertificateDer<'static>) -> bool {
         let Some(certificate) = Certificate::parse(&der) else { return false };
         let authority = || Authority {
@@ -152,19 +156,20 @@ impl Trust {
         true
     }
 
-    /// Returns the subjects of the authorities (contents of their names), for the hint that a server sends to
-    /// clients.
+    /// Returns the subject names of the authorities, for the list that a server sends to clients as a hint
+    /// which certificates it accepts.
     pub(crate) fn subjects(&self) -> impl Iterator<Item = &[u8]> {
         self.signers.iter().map(|signer| signer.subject.as_slice())
     }
 
-    /// Returns true if an authority with this identity is still trusted.
+    /// Returns true if an authority with this [`Authority::identity`] is trusted.
     pub(crate) fn has(&self, authority: &Fingerprint) -> bool {
         self.identities.contains(authority)
     }
 
-    /// Verifies that a trusted authority signed `leaf`, at the time `now` and for this purpose.
-    /// `intermediates` are the other certificates that the peer sent.
+    /// Verifies that a trusted authority has signed the peer's certificate `leaf`, and that the chain is
+    /// valid at the time `now` and for this purpose. `intermediates` are the other certificates that the peer
+    /// has sent.
     pub(crate) fn verify(
         &self,
         leaf: &CertificateDer<'_>,
@@ -283,7 +288,8 @@ impl Trust {
         self.signers.get(at)
     }
 
-    /// Verifies a peer certificate that `webpki` rejects: an authority must have signed it directly.
+    /// Verifies a peer's certificate that `webpki` cannot handle, because it is of version 1 or has the CA
+    /// flag. A trusted authority must have signed it directly.
     fn verify_directly(
         &self,
         certificate: &Certificate<'_>,
@@ -298,8 +304,8 @@ impl Trust {
             if !self.is_signed_by(certificate, signer) {
                 continue;
             }
-            // The authority has name constraints. Only `webpki` can check names against these, so the
-            // certificate is refused.
+            // Refuse the certificate: the authority's name constraints limit the names for which it may sign,
+            // and only `webpki`, which does not accept this certificate, can check them.
             if signer.has_name_constraints && certificate.has_alternative_names {
                 refusal = Refusal::Invalid("an authority with name constraints has signed it".to_owned());
                 continue;
@@ -355,8 +361,8 @@ fn refusal(error: webpki::Error, now: u64) -> Refusal {
     }
 }
 
-/// Go's rule for purposes: an empty list of purposes allows all, and so does a list with
-/// `anyExtendedKeyUsage`.
+/// Checks the purpose of a certificate with Go's rule: a certificate without a list of purposes has all
+/// purposes, and so has one whose list contains `anyExtendedKeyUsage`.
 struct For(Purpose);
 
 impl ExtendedKeyUsageValidator for For {
@@ -385,7 +391,7 @@ fn wrong_purpose() -> webpki::Error {
     })
 }
 
-/// Refuses a chain that is too large, before any of it is parsed.
+/// Returns an error if a chain has too many certificates or bytes. Called before the chain is parsed.
 pub(crate) fn check_size(
     leaf: &CertificateDer<'_>,
     intermediates: &[CertificateDer<'_>],
@@ -398,7 +404,7 @@ pub(crate) fn check_size(
     Ok(())
 }
 
-/// Checks the time against a validity span, inclusive at both ends.
+/// Checks that `now` is in the validity period of a certificate. Both ends belong to the period.
 pub(crate) fn check_time(not_before: u64, not_after: u64, now: u64) -> Result<(), Refusal> {
     if now < not_before {
         return Err(Refusal::NotYetValid { now, not_before });

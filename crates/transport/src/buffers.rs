@@ -1,5 +1,5 @@
-//! Buffers that connections borrow while they have bytes in them: [`BufferPool`] for the connections of one
-//! event loop, [`ThreadBuffers`] for streams that move between threads.
+//! Lends read buffers to connections, so that idle connections hold none: [`BufferPool`] is for the
+//! connections of one event loop, [`ThreadBuffers`] for streams that move between threads.
 
 use std::cell::RefCell;
 use std::rc::Rc;
@@ -7,23 +7,23 @@ use std::rc::Rc;
 /// Size of one buffer of a [`BufferPool`], in bytes.
 pub const BUFFER_BYTES: usize = 64 * 1024;
 
-/// Maximum number of free buffers that a [`BufferPool`] keeps.
+/// Maximum number of free buffers that a [`BufferPool`] keeps; further ones are dropped.
 const POOLED_MAX: usize = 64;
 
-/// Maximum number of free buffers that [`ThreadBuffers`] keep on each thread.
+/// Maximum number of free buffers that [`ThreadBuffers`] keep per thread; further ones are dropped.
 const THREAD_BUFFERS_MAX: usize = 4;
 
 /// Source of read buffers.
 pub trait Buffers {
-    /// Returns a buffer, whose contents are arbitrary.
+    /// Lends a buffer, whose contents are arbitrary.
     fn take(&self) -> Box<[u8]>;
 
-    /// Returns a buffer to its source.
+    /// Takes a buffer back that the caller no longer needs.
     fn give(&self, buffer: Box<[u8]>);
 }
 
-/// Buffer pool of one event loop. A connection borrows a buffer while it has bytes in it, so an idle connection
-/// holds none.
+/// Pool of read buffers for the connections of one event loop. A connection borrows a buffer only while there
+/// are bytes in it, so an idle connection holds none.
 #[derive(Debug, Default)]
 pub struct BufferPool {
     free: RefCell<Vec<Box<[u8]>>>,
@@ -46,8 +46,8 @@ thread_local! {
     static FREE: RefCell<Vec<Box<[u8]>>> = const { RefCell::new(Vec::new()) };
 }
 
-/// Free buffers of the current thread, with their size in bytes. Used for a stream that may be polled by
-/// several threads, or whose thread has few connections.
+/// Lends buffers of this size in bytes from a list of free buffers that each thread has. For a stream that
+/// several threads may poll, or whose thread has few connections.
 #[derive(Clone, Copy, Debug)]
 pub struct ThreadBuffers(pub usize);
 
@@ -62,8 +62,8 @@ impl Buffers for ThreadBuffers {
     }
 
     fn give(&self, buffer: Box<[u8]>) {
-        // While the thread ends, its list of free buffers is dropped already; then this buffer is dropped,
-        // too.
+        // An error means that the thread is ending and its list has already been dropped; this buffer is
+        // dropped, too.
         let _ = FREE.try_with(|free| {
             let mut free = free.borrow_mut();
             if free.len() < THREAD_BUFFERS_MAX {
@@ -73,29 +73,29 @@ impl Buffers for ThreadBuffers {
     }
 }
 
-/// Borrowed buffer whose bytes `at..end` are not used yet.
+/// Borrowed buffer with received bytes, of which the bytes `at..end` are still to be processed.
 #[derive(Debug)]
 pub struct Filled {
-    /// Borrowed buffer.
+    /// The borrowed buffer.
     pub buffer: Box<[u8]>,
-    /// Offset of the first unused byte.
+    /// Offset of the first byte that is still to be processed.
     pub at: usize,
-    /// Offset of the end of the filled part.
+    /// Offset after the last received byte.
     pub end: usize,
 }
 
 impl Filled {
-    /// Wraps a buffer whose first `end` bytes are filled.
+    /// Wraps a buffer whose first `end` bytes were received.
     pub fn new(buffer: Box<[u8]>, end: usize) -> Filled {
         Filled { buffer, at: 0, end }
     }
 
-    /// Returns the unused bytes.
+    /// Returns the bytes that are still to be processed.
     pub fn bytes(&self) -> &[u8] {
         &self.buffer[self.at..self.end]
     }
 
-    /// Marks `n` bytes as used. Returns the number of unused bytes left.
+    /// Marks the next `n` bytes as processed. Returns the number of bytes that are left.
     pub fn advance(&mut self, n: usize) -> usize {
         self.at += n;
         self.end - self.at

@@ -1,5 +1,6 @@
-//! TLS handshakes: [`Handshake`] is one in progress, driven by polling; [`connect`] and [`accept`] run one to
-//! its end. This module does not check the other end beyond what rustls verifies.
+//! Performs TLS handshakes: [`Handshake`] is a handshake in progress, which the caller polls; [`connect`] and
+//! [`accept`] perform a whole one. Apart from the verifiers of rustls, this module does not check the other
+//! end.
 
 use std::future::poll_fn;
 use std::io;
@@ -14,7 +15,7 @@ use crate::scratch;
 use crate::tls_stream::{Ending, Kernel, TlsStream};
 use crate::wire::ByteStream;
 
-/// Number of bytes of a handshake that [`Received::first`] shows.
+/// Maximum number of bytes in [`Received::first`]: the length of the header of a TLS record.
 const FIRST_BYTES: usize = 5;
 
 /// Reason why a handshake failed.
@@ -22,11 +23,11 @@ const FIRST_BYTES: usize = 5;
 pub enum HandshakeError {
     /// The other end closed the connection between two TLS records.
     EndOfFile,
-    /// The other end ended TLS with `close_notify`, and sent more bytes.
+    /// The other end has sent further bytes after `close_notify`, with which it had ended TLS.
     Closed,
-    /// The connection broke, or ended inside a record (`UnexpectedEof`).
+    /// The connection broke, or the other end closed it inside a TLS record (`UnexpectedEof`).
     Io(io::Error),
-    /// One end refused the other.
+    /// One end refused the other, or violated the protocol.
     Tls(rustls::Error),
 }
 
@@ -51,14 +52,15 @@ impl From<HandshakeError> for io::Error {
     }
 }
 
-/// Bytes that a handshake has received, for limits on them.
+/// Facts about the bytes that a handshake has received, so that callers can limit them.
 #[derive(Clone, Copy, Debug)]
 pub struct Received<'a> {
     /// First bytes of the connection, at most 5.
     pub first: &'a [u8],
     /// Number of bytes received so far.
     pub bytes: usize,
-    /// Number of records that have ended since the last call.
+    /// Number of TLS records that were processed since the previous call with this struct. Those in the bytes
+    /// that were just read are not included.
     pub records: usize,
 }
 
@@ -69,23 +71,23 @@ pub struct Handshake<S> {
     pub stream: S,
     /// State of TLS.
     pub tls: Connection,
-    /// Positions in the records received so far.
+    /// State of the received TLS records, which [`TlsStream`] needs after the handshake.
     pub records: Records,
     received: usize,
     first: [u8; FIRST_BYTES],
-    /// Records that have ended since the last call of `admit`.
+    /// Number of TLS records that are complete since the last call of `admit`.
     ended: usize,
 }
 
 impl<S: ByteStream> Handshake<S> {
-    /// Creates the handshake. At most `write_bytes_max` bytes are encrypted at once.
+    /// Creates the handshake. rustls buffers at most `write_bytes_max` bytes of output.
     pub fn new(stream: S, tls: impl Into<Connection>, write_bytes_max: usize) -> Handshake<S> {
         let mut tls = tls.into();
         tls.set_buffer_limit(Some(write_bytes_max));
         Handshake { stream, tls, records: Records::default(), received: 0, first: [0; FIRST_BYTES], ended: 0 }
     }
 
-    /// Returns the server name that a client asked for (SNI).
+    /// Returns the server name for which the client asks (SNI); `None` at a client, or if there is none.
     pub fn server_name(&self) -> Option<&str> {
         match &self.tls {
             Connection::Server(tls) => tls.server_name(),
@@ -94,8 +96,8 @@ impl<S: ByteStream> Handshake<S> {
     }
 
     /// Continues the handshake until it is complete and all output is sent. Calls `admit` after each read,
-    /// before the bytes are processed. `admit` may end the handshake by returning an error; it must not use
-    /// the scratch buffer of the thread.
+    /// before the bytes are processed. If `admit` returns an error, the handshake ends with it. `admit` must
+    /// not use the scratch buffer of the thread, which is in use.
     pub fn poll_done<E: From<HandshakeError>>(
         &mut self,
         cx: &mut Context<'_>,
@@ -134,7 +136,7 @@ impl<S: ByteStream> Handshake<S> {
         }
     }
 
-    /// Sends the pending output of rustls.
+    /// Sends the output that rustls has buffered.
     pub fn poll_flush(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.tls.wants_write() {
             match self.tls.write_tls(&mut Kernel { stream: &mut self.stream, cx }) {
@@ -161,8 +163,8 @@ impl<S: ByteStream> Handshake<S> {
         Ok(())
     }
 
-    /// Performs the handshake without limits on it. If it fails, the TLS alert is sent only if the kernel takes it
-    /// immediately. Calls `admit` as [`Handshake::poll_done`] does.
+    /// Performs the handshake, without limits on its time and bytes. Calls `admit` after each read. If the
+    /// handshake fails, the TLS alert is sent only if the kernel accepts it immediately.
     ///
     /// # Errors
     ///
@@ -174,7 +176,8 @@ impl<S: ByteStream> Handshake<S> {
                 Ok::<_, HandshakeError>(())
             });
             if matches!(done, Poll::Ready(Err(HandshakeError::Tls(_)))) {
-                // Sends the TLS alert with the reason; best effort.
+                // Try to send the TLS alert with the reason. An error is ignored, because the handshake has
+                // failed anyway.
                 let _ = self.poll_flush(cx);
             }
             done
@@ -182,7 +185,7 @@ impl<S: ByteStream> Handshake<S> {
         .await
     }
 
-    /// Sends `close_notify` if the kernel takes it immediately.
+    /// Sends `close_notify` if the kernel accepts it immediately; otherwise sends nothing.
     pub async fn close(&mut self) {
         self.tls.send_close_notify();
         poll_fn(|cx| {
@@ -192,21 +195,22 @@ impl<S: ByteStream> Handshake<S> {
         .await;
     }
 
-    /// Returns the stream after a complete handshake.
+    /// Converts a complete handshake into the TLS stream.
     pub fn into_stream<P: Buffers>(self, buffers: P, ending: Ending) -> TlsStream<S, P> {
         TlsStream::new(self.stream, self.tls, self.records, buffers, ending)
     }
 }
 
-/// Maximum number of bytes that a handshake reads at once. Plaintext may follow the handshake in the same
-/// read, and rustls holds less than 16 KiB of unread plaintext.
+/// Maximum number of bytes that a handshake reads with one call. Application data may follow the handshake in
+/// the same read. The limit keeps such data below 16 KiB, for which rustls has a buffer.
 const READ_BYTES: usize = 16 * 1024;
 
-/// Performs the handshake with a server.
+/// Performs the handshake with a server, and returns the TLS stream.
 ///
 /// # Errors
 ///
-/// Returns rustls's error (`InvalidData`), the error of the stream, or `UnexpectedEof` if the server closes the stream.
+/// Returns the error of rustls (`InvalidData`), the error of the stream, or `UnexpectedEof` if the server
+/// closes the stream.
 pub async fn connect<S: ByteStream>(
     stream: S,
     tls: ClientConnection,
@@ -216,11 +220,12 @@ pub async fn connect<S: ByteStream>(
     complete(stream, tls.into(), buffers, ending).await
 }
 
-/// Performs the handshake with a client.
+/// Performs the handshake with a client, and returns the TLS stream.
 ///
 /// # Errors
 ///
-/// Returns rustls's error (`InvalidData`), the error of the stream, or `UnexpectedEof` if the client closes the stream.
+/// Returns the error of rustls (`InvalidData`), the error of the stream, or `UnexpectedEof` if the client
+/// closes the stream.
 pub async fn accept<S: ByteStream>(
     stream: S,
     tls: ServerConnection,

@@ -1,5 +1,5 @@
-//! A thread for TLS handshakes, so that established connections do not wait for them: [`HandshakeThread`]. A
-//! handshake costs milliseconds of processor time, a hostile one tens of milliseconds.
+//! Performs TLS handshakes on a separate thread, so that they do not delay established connections:
+//! [`HandshakeThread`]. A handshake takes milliseconds of processor time, a hostile one tens of milliseconds.
 
 use std::future::{Future, poll_fn};
 use std::hash::Hash;
@@ -19,10 +19,11 @@ struct Job<O> {
     begin: Box<dyn FnOnce() -> Work + Send>,
 }
 
-/// Handle of a thread that performs handshakes, many at a time. Clones share the thread.
+/// Handle of a thread that performs many handshakes concurrently. Clones share the thread.
 ///
-/// Origins take turns ([`Turns`]), one step of one handshake each, so that an address with many handshakes delays
-/// others by one step at a time. The callers bound the number of handshakes, and their time
+/// Each handshake has an origin, such as the address of the client. The thread serves the origins in turn
+/// ([`Turns`]), with one step of one handshake each. So an origin with many handshakes delays each step of
+/// another one by one step only. The callers must limit the number of handshakes and their time
 /// ([`before_deadline`]).
 pub struct HandshakeThread<O> {
     jobs: mpsc::UnboundedSender<Job<O>>,
@@ -35,8 +36,9 @@ impl<O> Clone for HandshakeThread<O> {
 }
 
 impl<O: Copy + Eq + Hash + Send + Sync + 'static> HandshakeThread<O> {
-    /// Starts the thread. It ends, and drops its handshakes, when `until` is ready or the last handle is dropped.
-    /// `blocking_threads_max` limits the threads for [`tokio::task::spawn_blocking`], which look names up.
+    /// Starts the thread. It ends and drops its handshakes when `until` is ready or the last handle was
+    /// dropped. `blocking_threads_max` is the maximum number of threads for [`tokio::task::spawn_blocking`],
+    /// on which names are looked up.
     ///
     /// # Errors
     ///
@@ -46,8 +48,8 @@ impl<O: Copy + Eq + Hash + Send + Sync + 'static> HandshakeThread<O> {
         blocking_threads_max: usize,
         until: impl Future<Output = ()> + Send + 'static,
     ) -> io::Result<(HandshakeThread<O>, JoinHandle<()>)> {
-        // The callers bound the number of queued jobs: `front` by its quota of handshakes, `peer` by its
-        // connection slots and by the few connections that it opens.
+        // The channel is unbounded, because the callers limit the number of handshakes: `front` by a quota,
+        // `peer` by its connection slots and by the few connections that it opens.
         let (jobs, receiver) = mpsc::unbounded_channel();
         let runtime = tokio::runtime::Builder::new_current_thread()
             .enable_all()
@@ -56,14 +58,14 @@ impl<O: Copy + Eq + Hash + Send + Sync + 'static> HandshakeThread<O> {
             .build()?;
         let thread = std::thread::Builder::new().name(name).spawn(move || {
             runtime.block_on(race(until, serve(receiver)));
-            // A name look-up may take long, so the end of the thread does not wait for it.
+            // End without waiting for name look-ups, which may take long.
             runtime.shutdown_background();
         })?;
         Ok((HandshakeThread { jobs }, thread))
     }
 
-    /// Runs a future on the thread. The future is dropped if the thread ends first. Returns false if the
-    /// thread has ended.
+    /// Begins to run a future on the thread. If the thread ends first, the future is dropped. Returns false
+    /// if the thread has already ended.
     pub fn begin<F: Future<Output = ()> + 'static>(
         &self,
         origin: O,
@@ -72,8 +74,8 @@ impl<O: Copy + Eq + Hash + Send + Sync + 'static> HandshakeThread<O> {
         self.jobs.send(Job { origin, begin: Box::new(move || Box::pin(work())) }).is_ok()
     }
 
-    /// Runs a future on the thread, and returns its output. The future is dropped if the caller stops waiting for
-    /// it.
+    /// Runs a future on the thread, and waits for its output. If the caller stops waiting, the future is
+    /// dropped.
     ///
     /// # Errors
     ///
@@ -87,7 +89,7 @@ impl<O: Copy + Eq + Hash + Send + Sync + 'static> HandshakeThread<O> {
         let ended = || io::Error::other("it has ended");
         let has_begun = self.begin(origin, move || async move {
             if let First::Left(output) = race(work(), done.closed()).await {
-                // The receiver may have been dropped.
+                // An error means that the caller no longer waits.
                 let _ = done.send(output);
             }
         });
@@ -98,7 +100,8 @@ impl<O: Copy + Eq + Hash + Send + Sync + 'static> HandshakeThread<O> {
     }
 }
 
-/// Polls handshakes in turns until no more can be queued.
+/// Runs the main loop of the thread: starts queued handshakes, and polls one handshake at a time, serving the
+/// origins in turn. Ends when all handles were dropped.
 async fn serve<O: Copy + Eq + Hash + Send + Sync + 'static>(mut jobs: mpsc::UnboundedReceiver<Job<O>>) {
     let mut turns = Turns::new();
     poll_fn(|cx| {
@@ -110,7 +113,7 @@ async fn serve<O: Copy + Eq + Hash + Send + Sync + 'static>(mut jobs: mpsc::Unbo
             }
         }
         if turns.poll_one(cx).is_ready() {
-            // Polls the network before the next turn.
+            // Let the runtime poll the network before the next step.
             end_turn(cx);
         }
         Poll::Pending
@@ -118,18 +121,17 @@ async fn serve<O: Copy + Eq + Hash + Send + Sync + 'static>(mut jobs: mpsc::Unbo
     .await;
 }
 
-/// Runs a handshake until its deadline; returns `None` if it is not complete then. The deadline is checked
-/// before each step, because a step may compute an expensive signature.
+/// Runs a handshake; returns `None` if it is not complete at the deadline. The deadline is checked before
+/// each step, so that no expensive signature is computed in a step after the deadline.
 pub async fn before_deadline<T>(deadline: Instant, handshake: impl Future<Output = T>) -> Option<T> {
     let over = tokio::time::sleep_until(deadline.into());
     before(|| Instant::now() >= deadline, over, handshake).await
 }
 
-/// Schedules the task to be polled again after other tasks have run and the network was polled. Waking the
-/// task is not enough: a `LocalSet` polls a task that wakes itself dozens of times before it polls the
-/// network.
+/// Schedules the current task to be polled again after other tasks have run and the network was polled. It is
+/// not sufficient to wake the task: a `LocalSet` would poll it dozens of times before it polls the network.
 pub fn end_turn(cx: &mut Context<'_>) {
-    // `yield_now` is never ready at its first poll.
+    // The first poll of `yield_now` is always pending and schedules the task. The result is not needed.
     let _ = pin!(tokio::task::yield_now()).poll(cx);
 }
 

@@ -1,5 +1,5 @@
-//! HTTP/1 to servers, spoken by hyper: [`Link`] is one connection, [`IdleLinks`] keeps the idle connections
-//! to one server, and [`send`] uses them for requests.
+//! Sends HTTP/1 requests to servers, with hyper: [`Link`] is one connection, [`IdleLinks`] keeps idle
+//! connections to one server, and [`send`] sends a request over one of them or a new one.
 
 use std::cell::RefCell;
 use std::error::Error;
@@ -11,15 +11,17 @@ use hyper::rt::{Read, Write};
 use hyper::{Request, Response};
 use tokio::task::{AbortHandle, spawn_local};
 
-/// Longest time for which a request waits for a kept connection to get ready.
+/// Maximum time for which a request waits until a kept connection is ready. After that, the request uses
+/// another connection.
 const READY_MAX: Duration = Duration::from_millis(100);
 
-/// Connection to a server, for one request at a time. Dropping the link closes the connection at once, which
-/// cancels the request in flight and the body of its response.
+/// Connection to a server, for one request at a time. Dropping the link closes the connection immediately,
+/// even if a request is in flight or the body of a response is being received.
 #[derive(Debug)]
 pub struct Link<B> {
     sender: SendRequest<B>,
-    /// Task that reads and writes for the link; `None` if the task ends by itself.
+    /// Task that reads and writes the connection; `None` if the task must not be aborted, because it closes
+    /// the connection cleanly.
     driver: Option<AbortHandle>,
 }
 
@@ -44,7 +46,7 @@ where
     B::Data: Send,
     B::Error: Into<Box<dyn Error + Send + Sync>>,
 {
-    /// Starts HTTP on a connection, in a task of its own. Must be called within a `LocalSet`.
+    /// Starts HTTP on a connection, which a new task reads and writes. Must be called within a `LocalSet`.
     ///
     /// # Errors
     ///
@@ -55,7 +57,7 @@ where
     ) -> hyper::Result<Link<B>> {
         let (sender, connection) = builder.handshake(stream).await?;
         let driver = spawn_local(async move {
-            // An error that ends the connection is also reported to the request.
+            // The error is ignored here, because the request in flight receives it, too.
             let _ = connection.await;
         });
         Ok(Link { sender, driver: Some(driver.abort_handle()) })
@@ -76,7 +78,7 @@ where
     }
 }
 
-/// Idle connections to one server.
+/// Idle connections to one server, which are kept for further requests.
 #[derive(Debug)]
 pub struct IdleLinks<B> {
     links_max: usize,
@@ -94,8 +96,8 @@ where
         IdleLinks { links_max, kept: RefCell::default() }
     }
 
-    /// Keeps a connection whose response was read to its end, until this time. Returns false if the
-    /// connection was closed instead, because it has ended or too many are kept.
+    /// Keeps a connection until this time. Its last response must have been read to the end. Returns false if
+    /// the connection was closed instead, because it has ended or too many are kept.
     pub fn keep(&self, link: Link<B>, until: Instant) -> bool {
         let mut kept = self.kept.borrow_mut();
         let has_room = kept.len() < self.links_max && !link.is_closed();
@@ -107,8 +109,9 @@ where
         has_room
     }
 
-    /// Returns the connection that was kept last, if it is still open and gets ready for a request in time. A
-    /// connection whose server responded before it had read the whole request may never get ready.
+    /// Returns the connection that was kept last, if it is open and becomes ready for a request in time;
+    /// otherwise closes it and tries the one before. A connection may never become ready if its server had
+    /// responded before it read the whole request.
     async fn take(&self) -> Option<Link<B>> {
         loop {
             let (mut link, until) = self.kept.borrow_mut().pop()?;
@@ -121,8 +124,8 @@ where
         }
     }
 
-    /// Closes connections whose time has passed. Returns the earliest time at which another connection must
-    /// be closed; `None` if none is left.
+    /// Closes the connections that have ended or whose time has passed. Returns the time at which the next
+    /// one must be closed; `None` if none is left.
     pub fn sweep(&self) -> Option<Instant> {
         let now = Instant::now();
         let mut kept = self.kept.borrow_mut();
@@ -133,14 +136,16 @@ where
     }
 }
 
-/// Sends a request over a kept connection, or over one that `connect` opens, and waits for the head of the response.
+/// Sends a request over a kept connection or, if there is none, over one that `connect` opens, and waits for
+/// the head of the response.
 ///
-/// If the server has closed a kept connection, the request is sent again on another one, provided that
-/// nothing of the request was sent, or that `again` returns the request once more.
+/// If a kept connection turns out to be closed by the server, the request is sent on another connection,
+/// provided that nothing of it was sent before or that `again` returns a copy of it.
 ///
 /// # Errors
 ///
-/// Returns the error of `connect`, or of `broken` if the connection breaks before the response.
+/// Returns the error of `connect`. If the connection breaks before the response, returns hyper's error,
+/// converted by `broken`.
 pub async fn send<B, E>(
     idle: &IdleLinks<B>,
     mut request: Request<B>,
@@ -198,8 +203,8 @@ mod tests {
         }
     }
 
-    /// Sends GET requests to servers of which each answers one request; returns the numbers of connections and of
-    /// failed requests.
+    /// Sends GET requests to servers of which each answers one request; returns the numbers of connections
+    /// and of failed requests.
     fn exchange(requests: usize, repeats: bool, idle_for: Duration) -> (usize, usize) {
         let (dialed, mut failed) = (Cell::new(0), 0);
         testkit::block_on(

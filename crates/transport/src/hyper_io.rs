@@ -1,4 +1,4 @@
-//! Adapters that let hyper run on tokio: hyper's I/O traits for [`Wire`], and [`Clock`] for its timers.
+//! Lets hyper run on tokio: implements hyper's I/O traits for [`Wire`], and its timer trait with [`Clock`].
 
 use std::future::Future;
 use std::io::{self, IoSlice};
@@ -14,8 +14,8 @@ use crate::buffers::Buffers;
 use crate::scratch;
 use crate::wire::{ByteStream, Wire};
 
-/// Reading directly into hyper's buffer would need `unsafe`, so bytes are copied into it: decrypted bytes
-/// once, plain bytes from the scratch buffer.
+/// Bytes are copied into hyper's buffer, because reading into it directly would need `unsafe`. With TLS,
+/// decrypted bytes are copied from rustls; without TLS, bytes are read into the scratch buffer first.
 impl<S: ByteStream, P: Buffers + Unpin> hyper::rt::Read for Wire<S, P> {
     fn poll_read(
         self: Pin<&mut Self>,

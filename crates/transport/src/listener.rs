@@ -1,4 +1,5 @@
-//! Listening sockets: a [`ListenerSocket`] is not registered in an event loop yet, a [`Listener`] is.
+//! Accepts connections: [`ListenerSocket`] is a listening socket that is not registered in an event loop yet,
+//! [`Listener`] is one that is.
 
 use std::io;
 use std::net::SocketAddr;
@@ -48,7 +49,8 @@ impl Listener {
         })
     }
 
-    /// Returns the next connection and the address of its client; `None` for a Unix socket.
+    /// Waits for the next connection. Returns its stream and the address of its client, which is `None` for a
+    /// Unix socket.
     ///
     /// # Errors
     ///

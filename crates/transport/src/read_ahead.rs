@@ -1,8 +1,8 @@
-//! Reading for a server of HTTP/1 that hyper runs: [`ReadAhead`] holds bytes that were read before hyper asks for them,
-//! [`poll_read_bounded`] reads when it asks.
+//! Reads from a client for an HTTP/1 server that hyper runs: [`ReadAhead`] reads before hyper asks for bytes
+//! and keeps them, [`poll_read_bounded`] reads when hyper asks.
 //!
-//! While hyper answers, it reads no further than the first bytes of the next request, so it would not notice that the
-//! client has disconnected.
+//! Reading in advance is needed to notice that a client has disconnected: while hyper answers a request, it
+//! reads only the first bytes of the next request.
 
 use std::collections::VecDeque;
 use std::io;
@@ -12,25 +12,24 @@ use std::task::{Context, Poll, ready};
 use hyper::rt::ReadBufCursor;
 use tokio::io::{AsyncRead, ReadBuf};
 
-/// Number of bytes read at once. hyper checks the size of its buffer only between two reads, so a request
-/// head may exceed hyper's limit by this number of bytes.
+/// Maximum number of bytes of one read. It is small, because the head of a request may exceed hyper's limit
+/// by this number: hyper checks the size of its buffer only between two reads.
 const READ_BYTES: usize = 8 * 1024;
 
-/// Bytes that were read before hyper asked for them.
+/// Bytes of a client that were read before hyper asked for them.
 #[derive(Debug, Default)]
 pub struct ReadAhead {
     bytes: VecDeque<u8>,
 }
 
 impl ReadAhead {
-    /// Returns the number of bytes held.
+    /// Returns the number of bytes that hyper has not taken yet.
     pub fn held_bytes(&self) -> usize {
         self.bytes.len()
     }
 
-    /// Reads until the stream is pending, or more than `bytes_max` bytes are held; in the latter case it
-    /// returns `Ok`. Before each read this function polls `poll_turn`, which becomes ready when the
-    /// connection may read.
+    /// Reads until the stream is pending or more than `bytes_max` bytes are held, and in the latter case
+    /// returns `Ok`. Before each read it polls `poll_turn`, which is ready if the connection may read now.
     ///
     /// # Errors
     ///
@@ -51,13 +50,13 @@ impl ReadAhead {
                 return Poll::Ready(Err(io::ErrorKind::UnexpectedEof.into()));
             }
             self.bytes.extend(buffer.filled());
-            // hyper may already be waiting for these bytes.
+            // Wake the task, because hyper may already be waiting for these bytes.
             cx.waker().wake_by_ref();
         }
         Poll::Ready(Ok(()))
     }
 
-    /// Moves held bytes to hyper. Returns false if there are none.
+    /// Moves held bytes into hyper's buffer. Returns false if there are none.
     pub fn take(&mut self, into: &mut ReadBufCursor<'_>) -> bool {
         let (part, _) = self.bytes.as_slices();
         let part = &part[..part.len().min(into.remaining())];
@@ -68,7 +67,7 @@ impl ReadAhead {
     }
 }
 
-/// Reads once for hyper: at most as many bytes as [`ReadAhead::poll_fill`] reads at once.
+/// Reads once into hyper's buffer, at most 8 KiB (`READ_BYTES`), as [`ReadAhead::poll_fill`] does.
 ///
 /// # Errors
 ///

@@ -1,27 +1,27 @@
-//! TLS records: their borders ([`Records`]), and limits that rustls does not have ([`BarrenRecords`],
-//! [`WriteAllowance`]).
+//! Counts TLS records ([`Records`]), and enforces limits that rustls does not have: on received records
+//! without data ([`BarrenRecords`]), and on the records that a key may encrypt ([`WriteAllowance`]).
 
 use std::io;
 
 use rustls::{Error, IoState, SupportedCipherSuite};
 
-/// Cost of processing one record, expressed as a number of bytes whose processing costs as much. A record
-/// without data, or a key update, has only about 25 bytes but costs microseconds.
+/// Processor time of one TLS record, expressed as the number of bytes of data that take the same time. A
+/// record without data, or a key update, has only about 25 bytes, but takes microseconds.
 pub const RECORD_COST: usize = 256;
 
-/// Number of consecutive records without data that are tolerated, as in Go.
+/// Maximum number of consecutive records without data, as in Go. More end the connection.
 const BARREN_MAX: usize = 16;
 
-/// Counter of consecutive records without data. rustls ends a connection after 32 consecutive key updates or
-/// 32 consecutive empty records, but not if both kinds alternate.
+/// Counter of consecutive records without data. It is needed because rustls ends a connection after 32
+/// consecutive key updates or 32 consecutive empty records, but not if both kinds alternate.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct BarrenRecords(usize);
 
 impl BarrenRecords {
-    /// Counts `records` completed records; `state` is the state of the connection after them.
+    /// Counts `records` records that were processed. `state` is the state of the connection after them.
     ///
     /// # Errors
-    /// Returns Go's error if too many consecutive records carried no data.
+    /// Returns Go's error if too many consecutive records had no data.
     pub fn count(&mut self, records: usize, state: &IoState) -> Result<(), Error> {
         self.0 = if state.plaintext_bytes_to_read() > 0 { 0 } else { self.0 + records };
         if self.0 > BARREN_MAX {
@@ -31,20 +31,21 @@ impl BarrenRecords {
     }
 }
 
-/// Maximum number of data bytes in one record.
+/// Maximum number of bytes of data in one TLS record.
 const RECORD_BYTES_MAX: usize = 16 * 1024;
 
-/// Number of records without data that a connection may send: the end of the handshake, and alerts.
+/// Number of records that are reserved for other purposes than data: the end of the handshake, and alerts.
 const OTHER_RECORDS_MAX: u64 = 16;
 
-/// Number of records that a connection may still write. The keys of TLS 1.2 may encrypt a limited number of
-/// records and cannot be replaced: at the limit, rustls sends `close_notify` and silently drops further data.
-/// In TLS 1.3 rustls replaces the keys.
+/// Number of records that a connection may still write. The keys of TLS 1.2 may encrypt only a limited number
+/// of records and cannot be replaced. At the limit, rustls would send `close_notify` and silently drop
+/// further data, so the connection is ended with an error before. In TLS 1.3 there is no limit, because
+/// rustls replaces the keys.
 #[derive(Clone, Copy, Debug)]
 pub struct WriteAllowance(u64);
 
 impl WriteAllowance {
-    /// Creates the allowance of a new connection with the negotiated cipher suite.
+    /// Returns the allowance of a new connection with this negotiated cipher suite.
     pub fn of(suite: Option<SupportedCipherSuite>) -> WriteAllowance {
         WriteAllowance(match suite {
             Some(SupportedCipherSuite::Tls12(suite)) => {
@@ -54,10 +55,11 @@ impl WriteAllowance {
         })
     }
 
-    /// Checks that `bytes` bytes may be encrypted at once.
+    /// Checks that `bytes` more bytes may be encrypted, in one call of rustls.
     ///
     /// # Errors
-    /// Returns an error if the keys may not encrypt that many bytes; the connection must then end.
+    /// Returns an error if the keys must not encrypt that many bytes. The caller must then end the
+    /// connection.
     pub fn check(&self, bytes: usize) -> io::Result<()> {
         if records_of(bytes) > self.0 {
             return Err(io::Error::other("tls: the keys have encrypted as many records as they may"));
@@ -65,7 +67,7 @@ impl WriteAllowance {
         Ok(())
     }
 
-    /// Counts `bytes` bytes that were encrypted at once.
+    /// Counts `bytes` bytes that were encrypted in one call of rustls.
     pub fn count(&mut self, bytes: usize) {
         self.0 = self.0.saturating_sub(records_of(bytes));
     }
@@ -75,21 +77,22 @@ fn records_of(bytes: usize) -> u64 {
     bytes.div_ceil(RECORD_BYTES_MAX) as u64
 }
 
-/// Tracks records by their headers, from the first byte of a connection on.
+/// Finds the ends of received TLS records by their headers. Must receive all bytes of a connection from the
+/// first one on.
 #[derive(Debug, Default)]
 pub struct Records {
     header: [u8; 5],
     header_len: usize,
-    /// Bytes missing from the body of the current record.
+    /// Number of bytes of the body of the current record that have not arrived yet.
     left: usize,
-    /// Bytes received of the current record.
+    /// Number of bytes of the current record that have arrived, including its header.
     begun: usize,
-    /// Size of the longest record since [`Records::forget_longest`].
+    /// Size in bytes of the longest record since [`Records::forget_longest`].
     longest: usize,
 }
 
 impl Records {
-    /// Processes the next bytes. Returns the number of records that end in them.
+    /// Processes the next received bytes. Returns the number of records that end in them.
     pub fn scan(&mut self, mut bytes: &[u8]) -> usize {
         let mut ended = 0;
         while !bytes.is_empty() {
@@ -127,7 +130,7 @@ impl Records {
         self.longest = 0;
     }
 
-    /// Returns the bytes received of an incomplete record; 0 if there is none.
+    /// Returns the number of bytes of an incomplete record that have arrived; 0 if there is none.
     pub fn unfinished(&self) -> usize {
         self.begun
     }

@@ -1,4 +1,5 @@
-//! Byte streams over TCP and Unix sockets: [`Stream`] is registered in an event loop, [`Detached`] is not.
+//! Provides byte streams over TCP and Unix sockets: [`Stream`] is registered in the event loop of a thread,
+//! [`Detached`] in none, so that it can move to another thread.
 
 use std::io;
 use std::net::SocketAddr;
@@ -58,7 +59,7 @@ impl Stream {
         }
     }
 
-    /// Peeks at the first byte without consuming it; `None` at the end of the stream.
+    /// Waits for the next byte and returns it without consuming it; `None` at the end of the stream.
     pub fn poll_first_byte(&self, cx: &mut Context<'_>) -> Poll<io::Result<Option<u8>>> {
         let mut byte = [0];
         let read = loop {
@@ -68,8 +69,8 @@ impl Stream {
                 }
                 Stream::Unix(stream) => {
                     ready!(stream.poll_read_ready(cx))?;
-                    // `recv` with `MSG_PEEK` works on any socket, but the standard library offers it for TCP
-                    // only.
+                    // Treat the socket as a TCP socket in order to call `peek`, which the standard library
+                    // has only for TCP. The system call (`recv` with `MSG_PEEK`) works on any socket.
                     let socket = std::net::TcpStream::from(stream.as_fd().try_clone_to_owned()?);
                     match stream.try_io(Interest::READABLE, || socket.peek(&mut byte)) {
                         Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
@@ -81,7 +82,7 @@ impl Stream {
         Poll::Ready(Ok((read > 0).then_some(byte[0])))
     }
 
-    /// Removes the socket from this thread's event loop.
+    /// Removes the socket from the event loop of this thread, so that another one can register it.
     ///
     /// # Errors
     ///

@@ -1,5 +1,5 @@
-//! TLS over a byte stream, after the handshake ([`TlsStream`]). This module knows bytes and records, but not
-//! certificates.
+//! Encrypts and decrypts the data of a connection after its TLS handshake ([`TlsStream`]). This module knows
+//! bytes and TLS records, but not certificates.
 
 use std::io::{self, BufRead as _, IoSlice, Write as _};
 use std::pin::Pin;
@@ -12,48 +12,51 @@ use crate::buffers::{Buffers, Filled};
 use crate::records::{BarrenRecords, RECORD_COST, Records, WriteAllowance};
 use crate::wire::ByteStream;
 
-/// Memory of an idle TLS connection besides pooled buffers, in bytes: keys, state, and rustls's buffer for an
-/// incomplete record, which is never below 4 KiB (measured: 7.9 KB of resident memory).
+/// Memory in bytes that an idle TLS connection takes: keys, state, and the buffer of rustls for incomplete
+/// records, which has at least 4 KiB (measured: 7.9 KB of resident memory).
 pub const TLS_BYTES: usize = 8 * 1024;
 
-/// Limit on the work of one read, in bytes, once it has produced data.
+/// Amount of work after which a read returns, if it has produced data: bytes, plus [`RECORD_COST`] per
+/// record.
 const WORK_AT_ONCE: usize = 64 * 1024;
 
-/// Record size in bytes up to which rustls's buffer for incoming records is not shrunk.
+/// Record size in bytes up to which the buffer of rustls for received records is not shrunk.
 const SMALL_RECORD_BYTES: usize = 4 * 1024;
 
-/// Meaning of an end of the stream without `close_notify`.
+/// Tells how the end of a stream is treated if the other end has not sent `close_notify`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Ending {
-    /// A normal end. For protocols whose messages carry their own length, as HTTP does.
+    /// A missing `close_notify` is accepted as a normal end. For protocols that notice a truncated message by
+    /// its length, as HTTP does.
     Any,
-    /// An error (`UnexpectedEof`).
+    /// A missing `close_notify` is an error (`UnexpectedEof`).
     Announced,
 }
 
-/// TLS over a stream, after the handshake, for either end.
+/// TLS over a byte stream, after the handshake, for clients and servers.
 ///
-/// A read fills a borrowed buffer with ciphertext, passes to rustls as much of it as rustls accepts, and
-/// copies the plaintext directly to the reader. A write encrypts all offered bytes in few records for one
-/// system call, and reports them as written when the kernel has taken them. An idle connection holds no
-/// buffer except rustls's own, of 4 KiB.
+/// A read fills a borrowed buffer with ciphertext, passes it to rustls, and copies the plaintext directly to
+/// the reader. A write encrypts all offered bytes in as few records as possible, sends them with one system
+/// call if possible, and reports them as written when the kernel has accepted them. An idle connection holds
+/// no buffer except the 4 KiB of rustls.
 ///
-/// Rejected alternative: to report bytes as written when they are encrypted, as `tokio-rustls` does. Then a
-/// connection whose other end reads nothing holds encrypted bytes that its writer does not know of.
+/// `tokio-rustls` reports bytes as written once they are encrypted. This design was rejected: if the other
+/// end reads nothing, the connection would hold encrypted bytes that its writer does not count any more.
 #[derive(Debug)]
 pub struct TlsStream<S, P: Buffers> {
     stream: S,
     tls: Connection,
     buffers: P,
-    /// Ciphertext that was read and not yet passed to rustls.
+    /// Received ciphertext that was not passed to rustls yet.
     input: Option<Filled>,
     records: Records,
-    /// Bytes offered to [`TlsStream::poll_write`] that are encrypted and not yet completely sent to the
-    /// kernel. The writer offers the same bytes again until they are reported as written.
+    /// Number of bytes offered to [`TlsStream::poll_write`] that were encrypted, until the kernel has
+    /// accepted all of them. The writer offers the same bytes again until they are reported as written.
     encrypted: usize,
-    /// Part of `encrypted` that was reported as written.
+    /// Number of the `encrypted` bytes that were already reported as written.
     reported: usize,
-    /// Ciphertext bytes sent to the kernel since the last call of [`TlsStream::poll_write`] that encrypted bytes.
+    /// Number of bytes of ciphertext that the kernel has accepted since [`TlsStream::poll_write`] last
+    /// encrypted bytes.
     sent: usize,
     arrived: u64,
     surplus: usize,
@@ -62,13 +65,13 @@ pub struct TlsStream<S, P: Buffers> {
     ending: Ending,
     /// True once the other end has closed the stream, with or without `close_notify`.
     has_ended: bool,
-    /// Error after which the other end's input cannot be decrypted any more.
+    /// Error after which no further input can be decrypted. It is returned once the data before it was read.
     failure: Option<rustls::Error>,
     has_closed: bool,
 }
 
 impl<S: ByteStream, P: Buffers> TlsStream<S, P> {
-    /// Creates the stream. `records` must have scanned all bytes that `tls` was given.
+    /// Creates the stream. `records` must have processed all bytes that were passed to `tls`.
     pub fn new(
         stream: S,
         tls: impl Into<Connection>,
@@ -102,7 +105,7 @@ impl<S: ByteStream, P: Buffers> TlsStream<S, P> {
         &self.stream
     }
 
-    /// Returns the stream below TLS. It must not be read or written.
+    /// Returns the stream below TLS. The caller must not read or write it.
     pub fn below_mut(&mut self) -> &mut S {
         &mut self.stream
     }
@@ -117,24 +120,24 @@ impl<S: ByteStream, P: Buffers> TlsStream<S, P> {
         self.tls.alpn_protocol()
     }
 
-    /// Returns the bytes of the buffers held now.
+    /// Returns the number of bytes of memory that the stream holds for data at the moment.
     pub fn held_bytes(&self) -> usize {
         let input = self.input.as_ref().map_or(0, Filled::capacity);
         input + self.records.unfinished() + self.encrypted
     }
 
-    /// Returns the cost of reading since the last call beyond the bytes read, as a number of bytes of equal
-    /// cost.
+    /// Returns the additional processor time that reading took since the last call, for small TLS records. It
+    /// is expressed as the number of bytes of data that take the same time.
     pub fn take_surplus(&mut self) -> usize {
         std::mem::take(&mut self.surplus)
     }
 
-    /// Returns true if a record has arrived in part.
+    /// Returns true if a part of a record has arrived, and the rest has not.
     pub fn is_amid_record(&self) -> bool {
         self.records.unfinished() > 0
     }
 
-    /// Returns the total bytes of records received.
+    /// Returns the total number of bytes received, including the overhead of TLS.
     pub fn record_bytes(&self) -> u64 {
         self.arrived
     }
@@ -144,8 +147,8 @@ impl<S: ByteStream, P: Buffers> TlsStream<S, P> {
         self.stream.poll_read_unpin(cx, into)
     }
 
-    /// Reads up to `room` bytes and passes them to `put` piece by piece. Nothing is passed at the end of the
-    /// stream.
+    /// Reads up to `room` bytes of plaintext and passes them to `put`, in one or more calls. At the end of
+    /// the stream, becomes ready without a call.
     pub fn poll_read(
         &mut self,
         cx: &mut Context<'_>,
@@ -159,12 +162,12 @@ impl<S: ByteStream, P: Buffers> TlsStream<S, P> {
                 break Poll::Ready(Ok(()));
             }
             if let Some(failure) = &self.failure {
-                // Data from before the failure is returned first.
+                // First return the data that was received before the failure; a later read returns the error.
                 break Poll::Ready(if given > 0 { Ok(()) } else { Err(invalid(failure)) });
             }
             if self.input.is_some() {
-                // `BarrenRecords` ends a connection whose records carry no data, so this loop ends with data,
-                // a failure or the end of the input.
+                // Decrypt more and try again. The loop ends even if records contain no data, because
+                // `BarrenRecords` then ends the connection with an error.
                 work += self.decrypt_some(cx)?;
                 continue;
             }
@@ -178,8 +181,8 @@ impl<S: ByteStream, P: Buffers> TlsStream<S, P> {
             if end == 0 {
                 self.buffers.give(buffer);
                 if matches!(polled, Poll::Ready(Ok(()))) && self.ending == Ending::Announced {
-                    // rustls learns here that the stream has ended. If the end counts as an error, reading
-                    // plaintext returns that error.
+                    // Tell rustls that the stream has ended. If `close_notify` is missing, `take_plaintext`
+                    // returns the error in the next iteration.
                     self.tls.read_tls(&mut io::empty())?;
                     continue;
                 }
@@ -193,7 +196,7 @@ impl<S: ByteStream, P: Buffers> TlsStream<S, P> {
         polled
     }
 
-    /// Passes up to `room` decrypted bytes to the reader. Returns their number.
+    /// Passes up to `room` decrypted bytes to `put`. Returns their number.
     fn take_plaintext(&mut self, room: usize, put: &mut impl FnMut(&[u8])) -> io::Result<usize> {
         let (mut given, mut reader) = (0, self.tls.reader());
         while given < room {
@@ -216,7 +219,8 @@ impl<S: ByteStream, P: Buffers> TlsStream<S, P> {
         Ok(given)
     }
 
-    /// Passes ciphertext to rustls, as much as it takes at once. Returns the cost in bytes.
+    /// Passes ciphertext to rustls, as much as rustls accepts in one call. Returns the amount of work: the
+    /// number of bytes, plus [`RECORD_COST`] per record.
     fn decrypt_some(&mut self, cx: &mut Context<'_>) -> io::Result<usize> {
         let Some(mut input) = self.input.take() else { return Ok(0) };
         let bytes = input.bytes();
@@ -229,7 +233,7 @@ impl<S: ByteStream, P: Buffers> TlsStream<S, P> {
         }
         let processed = self.tls.process_new_packets();
         if let Err(error) = processed.and_then(|state| self.barren.count(records, &state)) {
-            // Sends the TLS alert if the kernel takes it immediately; best effort.
+            // Try to send the TLS alert. An error is ignored, because the connection has failed anyway.
             let _ = self.poll_flush_records(cx);
             self.failure = Some(error);
         }
@@ -242,19 +246,21 @@ impl<S: ByteStream, P: Buffers> TlsStream<S, P> {
         Ok(cost)
     }
 
-    /// Lets rustls free the buffer of a long record, which rustls does at the beginning of a read.
+    /// Lets rustls free the large buffer of a long record, so that an idle connection does not hold it.
+    /// rustls does this at the beginning of a read.
     fn shrink(&mut self) {
         if self.records.unfinished() == 0 && self.records.longest() > SMALL_RECORD_BYTES {
             self.records.forget_longest();
-            // The read always fails, because `Nothing` has no bytes; only the shrinking matters.
+            // The read fails, because `Nothing` has no bytes. The result is ignored, because the call is made
+            // only to shrink the buffer.
             let _ = self.tls.read_tls(&mut Nothing);
         }
     }
 
-    /// Encrypts and writes the parts in order.
+    /// Encrypts and writes `parts` in order. Returns the number of bytes written.
     ///
-    /// Bytes count as written when the kernel has taken them. After a pending write, the same bytes must be
-    /// offered again, possibly with more behind them.
+    /// Bytes count as written when the kernel has accepted them. Bytes that were offered and not reported as
+    /// written must be offered again, possibly with more bytes after them.
     pub fn poll_write(&mut self, cx: &mut Context<'_>, parts: &[IoSlice<'_>]) -> Poll<io::Result<usize>> {
         let bytes: usize = parts.iter().map(|part| part.len()).sum();
         while self.encrypted == 0 {
@@ -266,7 +272,8 @@ impl<S: ByteStream, P: Buffers> TlsStream<S, P> {
             self.encrypted = self.tls.writer().write_vectored(parts)?;
             self.allowance.count(self.encrypted);
             if self.encrypted == 0 {
-                // rustls's own records, such as alerts, may be in its buffer and must be sent first.
+                // The buffer of rustls is full of other records, such as alerts. Send them first, then
+                // encrypt again.
                 ready!(self.poll_flush_records(cx))?;
             }
         }
@@ -277,8 +284,9 @@ impl<S: ByteStream, P: Buffers> TlsStream<S, P> {
                 (self.encrypted, self.reported, self.sent) = (0, 0, 0);
                 return Poll::Ready(Ok(rest));
             }
-            // Headers of records count in `sent`, so slightly more bytes are reported than were really sent.
-            // The last byte is reported only when everything has been sent.
+            // The number of plaintext bytes is not known exactly: `sent` includes the headers of records, so
+            // slightly more bytes are reported than the kernel has accepted. The last byte is reported only
+            // when all of them were accepted.
             Poll::Pending => self.sent.min(self.encrypted - 1),
         };
         let more = written - self.reported;
@@ -286,7 +294,7 @@ impl<S: ByteStream, P: Buffers> TlsStream<S, P> {
         if more == 0 { Poll::Pending } else { Poll::Ready(Ok(more)) }
     }
 
-    /// Sends encrypted records; becomes ready when the kernel has taken all of them.
+    /// Sends the encrypted records. Becomes ready when the kernel has accepted all of them.
     fn poll_flush_records(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         while self.tls.wants_write() {
             match self.tls.write_tls(&mut Kernel { stream: &mut self.stream, cx }) {
@@ -304,7 +312,8 @@ impl<S: ByteStream, P: Buffers> TlsStream<S, P> {
         self.poll_flush_records(cx)
     }
 
-    /// Sends the answer to received records, such as a key update, unless a write is pending.
+    /// Sends the answer to received records, such as a key update. Does nothing while a write is pending,
+    /// because that write sends the answer, too.
     pub fn poll_answer(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
         if self.encrypted > 0 { Poll::Ready(Ok(())) } else { self.poll_flush_records(cx) }
     }
@@ -332,7 +341,8 @@ fn invalid(error: &rustls::Error) -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, error.clone())
 }
 
-/// Adapter through which rustls writes to the stream; a pending write becomes `WouldBlock`.
+/// Adapter through which rustls writes to the stream. If the stream is pending, the write fails with
+/// `WouldBlock`.
 pub(crate) struct Kernel<'a, 'b, S> {
     pub(crate) stream: &'a mut S,
     pub(crate) cx: &'a mut Context<'b>,

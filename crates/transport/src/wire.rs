@@ -1,4 +1,4 @@
-//! The byte stream of a connection, with TLS or without: [`Wire`].
+//! Lets code use a connection with or without TLS in the same way: [`Wire`].
 
 use std::io::{self, IoSlice};
 use std::pin::Pin;
@@ -19,17 +19,17 @@ pub trait ByteStream: AsyncRead + AsyncWrite + Unpin {
 
 impl<T: AsyncRead + AsyncWrite + Unpin> ByteStream for T {}
 
-/// Byte stream of a connection: plain, or TLS after the handshake.
+/// Byte stream of a connection: without TLS, or with TLS after the handshake.
 #[derive(Debug)]
 pub enum Wire<S, P: Buffers = ThreadBuffers> {
-    /// Without TLS.
+    /// A stream without TLS.
     Plain(S),
-    /// With TLS.
+    /// A stream with TLS.
     Tls(Box<TlsStream<S, P>>),
 }
 
 impl<S: ByteStream, P: Buffers> Wire<S, P> {
-    /// Returns the stream below TLS.
+    /// Returns the stream below TLS, or the plain stream.
     pub fn below(&self) -> &S {
         match self {
             Wire::Plain(stream) => stream,
@@ -37,7 +37,7 @@ impl<S: ByteStream, P: Buffers> Wire<S, P> {
         }
     }
 
-    /// Returns the bytes of the buffers held now.
+    /// Returns the number of bytes of memory that TLS holds for data at the moment; 0 without TLS.
     pub fn held_bytes(&self) -> usize {
         match self {
             Wire::Plain(_) => 0,
@@ -45,8 +45,8 @@ impl<S: ByteStream, P: Buffers> Wire<S, P> {
         }
     }
 
-    /// Returns the cost of reading since the last call beyond the bytes read, as a number of bytes of equal
-    /// cost.
+    /// Returns the additional processor time that reading took since the last call, for small TLS records. It
+    /// is expressed as the number of bytes of data that take the same time; 0 without TLS.
     pub fn take_surplus(&mut self) -> usize {
         match self {
             Wire::Plain(_) => 0,
@@ -54,7 +54,7 @@ impl<S: ByteStream, P: Buffers> Wire<S, P> {
         }
     }
 
-    /// Returns true if a TLS record has arrived in part.
+    /// Returns true if a part of a TLS record has arrived, and the rest has not.
     pub fn is_amid_record(&self) -> bool {
         matches!(self, Wire::Tls(stream) if stream.is_amid_record())
     }
@@ -64,7 +64,7 @@ impl<S: ByteStream, P: Buffers> Wire<S, P> {
         matches!(self, Wire::Tls(stream) if stream.alpn_protocol() == Some(b"h2"))
     }
 
-    /// Returns the total bytes of TLS records received.
+    /// Returns the total number of bytes received through TLS, including its overhead; 0 without TLS.
     pub fn record_bytes(&self) -> u64 {
         match self {
             Wire::Plain(_) => 0,
@@ -72,7 +72,7 @@ impl<S: ByteStream, P: Buffers> Wire<S, P> {
         }
     }
 
-    /// Reads bytes that will be discarded, without decrypting them.
+    /// Reads bytes that the caller will discard, without decrypting them.
     pub fn poll_discard(&mut self, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         match self {
             Wire::Plain(stream) => stream.poll_read_unpin(cx, into),

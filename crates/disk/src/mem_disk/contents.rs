@@ -1,4 +1,5 @@
-//! Contents of one file: the bytes that reads return, and the bytes that remain after a power cut.
+//! Keeps the contents of one simulated file: the bytes that reads return, and those that may remain after a
+//! power cut.
 
 use std::collections::{BTreeMap, BTreeSet};
 
@@ -6,7 +7,8 @@ use stdx::Random;
 
 use super::SECTOR_BYTES;
 
-/// Unit in bytes in which files take space on a disk that cannot reserve space.
+/// Size in bytes of a page. On a disk that cannot reserve space, a file takes space for whole pages that were
+/// written.
 pub(super) const PAGE_BYTES: u64 = 4096;
 
 pub(super) type Sector = [u8; SECTOR_BYTES];
@@ -15,24 +17,25 @@ pub(super) type Sector = [u8; SECTOR_BYTES];
 pub(super) struct Node {
     pub(super) data: Vec<u8>,
     pub(super) len_durable: u64,
-    /// Durable contents of every sector written since the last sync.
+    /// Durable contents of every sector that was written since the last sync, by the number of the sector.
     pub(super) undo: BTreeMap<u64, Undo>,
-    /// Sectors whose sync failed: no later sync makes them durable unless they are written again.
+    /// Durable contents of the sectors whose sync failed. A later sync does not make the new contents
+    /// durable, unless the sector is written again.
     pub(super) doomed: BTreeMap<u64, Undo>,
     /// Number of open handles of the file.
     pub(super) handles: usize,
     /// Numbers of the pages that were written, on a disk that cannot reserve space.
     pub(super) written: BTreeSet<u64>,
-    /// Sectors for which the disk told a `Lie`, with the contents that the disk really has. Reads return
-    /// `data` until the page cache is dropped.
+    /// Contents that the disk really has in the sectors about which it has lied (`Lie`). Reads return `data`
+    /// instead until the page cache is dropped.
     pub(super) on_disk: BTreeMap<u64, Sector>,
 }
 
-/// The durable contents of a sector that was written after its last sync.
+/// Facts about a sector that was written and not synced since.
 pub(super) struct Undo {
     pub(super) durable: Sector,
-    /// True if the first change since the last sync covered the whole sector; a crash may then leave zeros in
-    /// it. False if the sync of the sector's previous change failed.
+    /// True if the first change since the last sync overwrote the whole sector, so that a crash may leave
+    /// zeros in it. Always false if the sync of an earlier change failed.
     pub(super) whole: bool,
 }
 
@@ -45,15 +48,16 @@ impl Node {
         sector
     }
 
-    /// Saves the durable contents of the sectors of `start..end`, which are about to change.
+    /// Saves the durable contents of the sectors that contain the bytes `start..end`. To be called before
+    /// these bytes change.
     pub(super) fn touch(&mut self, start: u64, end: u64) {
         if start >= end {
             return;
         }
         let size = SECTOR_BYTES as u64;
         for number in start / size..end.div_ceil(size) {
-            // The page cache now has the complete sector and will write it to the disk, which ends an earlier
-            // lie about the sector.
+            // An earlier lie about the sector ends: the page cache has the complete sector, and will write
+            // all of it to the disk.
             self.on_disk.remove(&number);
             if self.undo.contains_key(&number) {
                 continue;
@@ -119,11 +123,12 @@ impl Node {
         };
         for (number, Undo { durable, whole }) in &undo {
             match random.number() % if *whole { 5 } else { 4 } {
-                // A real disk keeps or loses a sector. Zeros are also possible, because a file system may
-                // show them in place of lost data.
+                // The sector keeps the new contents. The other cases give it the old contents, or zeros,
+                // which a file system may return in place of lost data.
                 0 | 1 => {}
                 2 | 3 => restore(&mut self.data, *number, durable),
-                // The sector was rewritten with its old contents, so a loss makes no difference.
+                // The sector was overwritten with the contents that it already had, so it does not become
+                // zeros.
                 _ if self.sector(*number) == *durable => {}
                 _ => restore(&mut self.data, *number, &[0; SECTOR_BYTES]),
             }

@@ -1,4 +1,5 @@
-//! Faults of the disk: errors at chosen operations, power cuts, and the end of a process.
+//! Lets tests inject faults into a [`MemDisk`]: errors at chosen operations, power cuts, and the sudden end
+//! of the process.
 
 use std::collections::BTreeSet;
 use std::io;
@@ -6,14 +7,14 @@ use std::path::Path;
 
 use super::{MemDisk, State, errno};
 
-/// A fault to inject at a chosen operation. Operations are counted from 1. Only operations that change the
-/// disk count: creating, removing, renaming, writing, syncing, setting a length, allocating.
+/// A fault that is injected at a chosen operation ([`MemDisk::fail_at`], [`MemDisk::fail_next`]).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
-    /// The operation fails once, with this `errno`. A failed write may have written a part of its data. After
-    /// a failed sync the data can still be read, but no later sync makes it durable (as on Linux).
+    /// This operation fails with this `errno`, and later ones succeed. A failed write may have written a part
+    /// of its data. After a failed sync the data can still be read, but no later sync makes it durable, as on
+    /// Linux.
     Once(i32),
-    /// The operation and every later operation of any kind fail with this `errno`.
+    /// This operation and all later operations of any kind fail with this `errno`.
     Always(i32),
     /// Power is lost during the operation, whose effect may be partial. Every later call fails until
     /// [`MemDisk::crash`] brings the disk back.
@@ -52,7 +53,7 @@ pub enum Operation {
 }
 
 impl Operation {
-    /// Returns true if the operation changes nothing on the disk.
+    /// Returns true if operations of this kind do not change the disk.
     fn only_looks(self) -> bool {
         matches!(
             self,
@@ -60,7 +61,7 @@ impl Operation {
         )
     }
 
-    /// Returns true if the operation `done` is of the kind `self`.
+    /// Returns true if an operation of the kind `done` counts as one of the kind `self`.
     fn covers(self, done: Operation) -> bool {
         match self {
             Operation::Change => !done.only_looks(),
@@ -79,9 +80,9 @@ pub(super) struct Planned {
 }
 
 impl MemDisk {
-    /// Simulates a power cut and a restart. Unsynced sectors are kept, lost or zeroed; unsynced names are
-    /// kept or lost. Files opened before fail. Locks, planned faults, planned lies and the count of
-    /// operations are reset.
+    /// Simulates a power cut and a restart of the machine. Sectors that were not synced are kept, lost or
+    /// zeroed, and changes of names that were not synced are kept or lost. Every operation on a file that was
+    /// opened before fails. Locks, planned faults, planned lies and the count of operations are reset.
     pub fn crash(&self) {
         let mut state = self.state();
         let mut random = state.random.clone();
@@ -101,8 +102,8 @@ impl MemDisk {
         state.names = state.names_durable.clone();
         let alive: BTreeSet<u64> = state.names.values().copied().collect();
         state.nodes.retain(|id, _| alive.contains(id));
-        // Iterate in the order of file numbers: the order of a hash map would make two runs with the same
-        // seed differ.
+        // Iterate in the order of file numbers. In the order of the hash map, which is random, two runs with
+        // the same seed would differ.
         for id in alive {
             if let Some(node) = state.nodes.get_mut(&id) {
                 node.crash(&mut random);
@@ -117,10 +118,10 @@ impl MemDisk {
         state.ops = 0;
     }
 
-    /// Simulates that the process using the disk is killed while the machine keeps running. Written data
-    /// stays readable, synced or not. Open files and locks become invalid. Planned faults and lies, which
-    /// were meant for the killed process, are canceled. Every call fails until [`MemDisk::heal`], so that
-    /// destructors of the killed process cannot change the disk.
+    /// Simulates that the process that uses the disk is killed while the machine keeps running. Written data
+    /// can still be read, even if it was not synced. Open files and locks become invalid. Planned faults and
+    /// lies are canceled, because they were meant for the killed process. Every call fails until
+    /// [`MemDisk::heal`], so that destructors of the killed process cannot change the disk.
     pub fn kill(&self) {
         let mut state = self.state();
         state.epoch += 1;
@@ -129,23 +130,24 @@ impl MemDisk {
         state.down = Some(libc::EIO);
     }
 
-    /// Returns true if power was lost at an operation and [`MemDisk::crash`] has not brought the disk back.
+    /// Returns true if a [`Fault::PowerCut`] has happened and [`MemDisk::crash`] was not called yet.
     pub fn is_dark(&self) -> bool {
         self.state().dark
     }
 
-    /// Returns true if every call fails.
+    /// Returns true if every call fails now, after a power cut, [`Fault::Always`] or [`MemDisk::kill`].
     pub fn is_down(&self) -> bool {
         self.state().down.is_some()
     }
 
-    /// Injects a fault at the `nth` operation of this kind from now on, counted from 1. Several faults can be
+    /// Plans a fault at the `nth` operation of this kind, counted from 1 beginning now. Several faults can be
     /// planned.
     pub fn fail_next(&self, operation: Operation, nth: u64, fault: Fault) {
         self.state().planned.push(Planned { operation, left: nth.max(1), fault });
     }
 
-    /// Injects a fault at the `nth` operation, counted from 1 since the disk was created or last crashed.
+    /// Plans a fault at the `nth` operation that changes the disk, counted from 1 since the disk was created
+    /// or last crashed ([`MemDisk::ops`]). Replaces the fault of an earlier call.
     pub fn fail_at(&self, nth: u64, fault: Fault) {
         self.state().fault = Some((nth, fault));
     }
@@ -155,12 +157,12 @@ impl MemDisk {
     pub fn heal(&self) {
         let mut state = self.state();
         state.disarm();
-        // After a power cut only [`MemDisk::crash`] brings the disk back.
+        // After a power cut all calls fail until [`MemDisk::crash`] is called.
         state.down = state.dark.then_some(libc::EIO);
     }
 
-    /// Flips one bit of a file, as a decaying disk does: reads return the flipped bit from now on, and no
-    /// sync restores it.
+    /// Flips one bit of a file, as a decaying disk may do. From now on reads return the flipped bit, and a
+    /// sync does not restore it.
     ///
     /// # Errors
     ///
@@ -176,7 +178,7 @@ impl MemDisk {
 }
 
 impl State {
-    /// Cancels the planned faults and the planned lie.
+    /// Cancels all planned faults and the planned lie.
     pub(super) fn disarm(&mut self) {
         self.fault = None;
         self.planned.clear();
@@ -187,7 +189,7 @@ impl State {
         self.down.map_or(Ok(()), |code| Err(errno(code)))
     }
 
-    /// Counts one changing operation; returns an error if a fault is due.
+    /// Counts one operation that changes the disk. Returns an error if a fault is planned for it.
     pub(super) fn step(&mut self, operation: Operation) -> io::Result<()> {
         self.alive()?;
         self.ops += 1;
@@ -199,13 +201,13 @@ impl State {
         self.count_down(operation)
     }
 
-    /// Counts one read; returns an error if a fault is due.
+    /// Counts one read. Returns an error if a fault is planned for it.
     pub(super) fn step_read(&mut self) -> io::Result<()> {
         self.reads += 1;
         self.look(Operation::Read)
     }
 
-    /// Counts one operation that changes nothing; returns an error if a fault is due.
+    /// Counts one operation that does not change the disk. Returns an error if a fault is planned for it.
     pub(super) fn look(&mut self, operation: Operation) -> io::Result<()> {
         self.alive()?;
         if self.planned.is_empty() { Ok(()) } else { self.count_down(operation) }

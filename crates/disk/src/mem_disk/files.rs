@@ -1,4 +1,4 @@
-//! Implementation of the interfaces [`Disk`] and [`File`] for [`MemDisk`]: names, open files and locks.
+//! Implements [`Disk`] and [`File`] for [`MemDisk`]: its names, open files and locks.
 
 use std::collections::BTreeMap;
 use std::io::{self, IoSlice};
@@ -211,7 +211,8 @@ impl File for MemFile {
             let mut state = self.state()?;
             let (tells_cached, len) = (state.tells_cached, buf.len().min(state.cached_bytes_max));
             let (per_mille, random) = &mut state.misses;
-            // No random number is drawn if no read can miss: otherwise runs with old seeds would change.
+            // If all reads find cached data, no random number is drawn, because that would change the runs of
+            // old seeds.
             (!tells_cached || (*per_mille > 0 && random.number() % 1000 < *per_mille), len)
         };
         if missed { Ok(0) } else { self.read_at(&mut buf[..len], offset) }
@@ -230,7 +231,8 @@ impl File for MemFile {
             Err(_) => {
                 let room = state.room_to_write(self.id, offset, end).is_ok();
                 let part = state.random.number() % (buf.len() as u64 + 1);
-                // A partial write ends at a sector boundary, never within a sector.
+                // If the failed write has written only a part of the data, that part ends at the end of a
+                // sector.
                 let sectors_end = (offset + part) / SECTOR_BYTES as u64 * SECTOR_BYTES as u64;
                 let whole = part == buf.len() as u64;
                 let part = if whole { part } else { sectors_end.saturating_sub(offset) };
@@ -262,8 +264,8 @@ impl File for MemFile {
         match state.step(Operation::Sync) {
             Ok(()) => self.with(&mut state, Node::sync),
             Err(error) => {
-                // After a power cut the sectors stay undecided: `crash` decides whether each sector is kept
-                // or lost.
+                // After a power cut it is not decided here whether the sectors are lost: `crash` decides that
+                // for each sector.
                 if !state.dark {
                     self.with(&mut state, Node::sync_failed)?;
                 }
@@ -279,8 +281,8 @@ impl File for MemFile {
     fn set_len(&self, len: u64) -> io::Result<()> {
         let mut state = self.state()?;
         state.step(Operation::Allocate)?;
-        // Such a length is a mistake of the test or comes from a damaged file. It is refused, as a disk would
-        // refuse it.
+        // Refuse a length of 4 GiB or more, as a disk would, instead of allocating the memory. Such a length
+        // is a mistake of the test, or comes from a damaged file.
         if len > u64::from(u32::MAX) {
             return Err(errno(libc::EFBIG));
         }

@@ -1,4 +1,5 @@
-//! A disk that reports a write as done and synced although it was not done, or was done at another place.
+//! Simulates a disk that lies: it reports a write as done and synced, although it has not written the data,
+//! or has written it to another place.
 
 use std::collections::BTreeMap;
 use std::path::{Path, PathBuf};
@@ -6,25 +7,27 @@ use std::path::{Path, PathBuf};
 use super::contents::{Node, Sector};
 use super::{MemDisk, SECTOR_BYTES, State};
 
-/// A way in which a disk fails to do a write that it reports as done, and later as synced.
+/// Way in which the disk fails to do a write that it reports as done, and later as synced.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Lie {
-    /// The disk writes nothing.
+    /// The disk does not write the data.
     Lost,
-    /// The disk writes the sectors to another place of this file or of another file.
+    /// The disk writes the sectors to another place in this file or in another file.
     Misdirected,
 }
 
 impl MemDisk {
-    /// Makes the disk lie about `count` writes, starting with the `nth` write from now on, counted from 1.
-    /// Reads return the written data from the page cache until [`MemDisk::drop_cache`], or until the sector
-    /// is written again. The seed chooses the place of a misdirected write.
+    /// Makes the disk lie about `count` successive writes. The first is the `nth` write, counted from 1
+    /// beginning now. Until [`MemDisk::drop_cache`], reads return the written data from the page cache. If a
+    /// sector is written again, the lie about it ends. The place of a misdirected write is random and follows
+    /// from the seed.
     pub fn lie_about_writes(&self, lie: Lie, nth: u64, count: u64) {
         self.state().lie = Some((lie, nth.saturating_sub(1), count));
     }
 
-    /// Returns the sectors whose contents on the disk differ from the data that reads return. Each sector is
-    /// given as file and offset in bytes; the list is sorted by path.
+    /// Returns the sectors about which the disk has lied, so that its contents may differ from the data that
+    /// reads return. Each sector is given by the path of the file and its offset in bytes. The list is sorted
+    /// by path.
     pub fn lies(&self) -> Vec<(PathBuf, u64)> {
         let state = self.state();
         let sectors = |(path, id): (&PathBuf, &u64)| {
@@ -35,9 +38,10 @@ impl MemDisk {
         state.names.iter().flat_map(sectors).collect()
     }
 
-    /// Drops the page cache. For each sector that the disk has lied about, `shows` decides: if it returns
-    /// true, reads return the contents on the disk from now on; otherwise the sector counts as written.
-    /// Returns the number of sectors whose contents have changed.
+    /// Drops the page cache. For each sector about which the disk has lied, `shows` receives the path and the
+    /// offset of the sector. If `shows` returns true, reads return the contents on the disk from now on;
+    /// otherwise the lie is undone, as if the sector had been written. Returns the number of sectors whose
+    /// contents have changed for readers.
     pub fn drop_cache(&self, shows: impl Fn(&Path, u64) -> bool) -> usize {
         let mut state = self.state();
         let files: Vec<(PathBuf, u64)> = state.names.iter().map(|(path, id)| (path.clone(), *id)).collect();
@@ -59,7 +63,7 @@ impl MemDisk {
 }
 
 impl State {
-    /// Counts one write that was done. Returns the lie if the disk lies about this write.
+    /// Counts one successful write. Returns the kind of the lie if the disk lies about this write.
     pub(super) fn next_lie(&mut self) -> Option<Lie> {
         let (lie, before, left) = self.lie?;
         self.lie = match before {
@@ -69,8 +73,8 @@ impl State {
         (before == 0).then_some(lie)
     }
 
-    /// Returns the place to which the disk misdirects a write: a file, and the distance in sectors. Only open
-    /// files are chosen, so that the write hits a file in use.
+    /// Returns the place to which the disk misdirects a write: a file, and the distance in sectors from the
+    /// intended offset. The file is the intended one or another file that has a name.
     fn wrong_place(&mut self, id: u64, first: u64) -> Option<(u64, i64)> {
         let named: Vec<u64> = self.names.values().copied().collect();
         let mut random = self.random.clone();
@@ -80,15 +84,15 @@ impl State {
             named[random.number() as usize % named.len()]
         };
         let sectors = (self.nodes.get(&other)?.data.len() / SECTOR_BYTES) as u64;
-        // Every second misdirected write goes near its intended place.
+        // In about half of the cases the write goes to an offset near the intended one.
         let near = (first + random.number() % 17).saturating_sub(8);
         let to = if random.number().is_multiple_of(2) { near } else { random.number() % sectors.max(1) };
         self.random = random;
         (sectors > 0).then(|| (other, to.min(sectors - 1) as i64 - first as i64))
     }
 
-    /// Records a lie about the write of a part of a file. The disk keeps the old sectors `before`; if the
-    /// write was misdirected, the disk has the written sectors at another place.
+    /// Records that the disk has lied about a write. On the disk, the sectors keep their old contents
+    /// `before`. If the write was misdirected, the disk has the written sectors at another place.
     pub(super) fn lied(&mut self, lie: Lie, id: u64, before: BTreeMap<u64, Sector>) {
         let Some(node) = self.nodes.get_mut(&id) else { return };
         let written: Vec<(u64, Sector)> =
@@ -108,7 +112,7 @@ impl State {
 }
 
 impl Node {
-    /// Returns the contents that the disk really has in the sectors of `start..end`.
+    /// Returns the contents that the disk really has in the sectors that contain the bytes `start..end`.
     pub(super) fn on_disk_now(&self, start: u64, end: u64) -> BTreeMap<u64, Sector> {
         let size = SECTOR_BYTES as u64;
         let durable = |number: u64| {

@@ -1,4 +1,4 @@
-//! The list of files that make up a checkpoint.
+//! Encodes and decodes the manifest, which lists the files that make up a checkpoint.
 
 use numbers::{Index, Term};
 
@@ -11,13 +11,13 @@ const NAME_BYTES_MAX: usize = 200;
 /// The list of files of a checkpoint, with the raft entry at which the checkpoint was taken.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Manifest {
-    /// Index of the last raft entry that is applied in the checkpoint.
+    /// Index of the last raft entry whose effects the checkpoint contains.
     pub applied_index: Index,
     /// Raft term of the entry at the applied index.
     pub term: Term,
     /// Metadata of the caller, up to 1 MiB.
     pub metadata: Vec<u8>,
-    /// Files of the checkpoint, in the caller's order.
+    /// Files of the checkpoint, in the order that the caller chose.
     pub runs: Vec<Run>,
 }
 
@@ -28,12 +28,12 @@ pub struct Run {
     pub name: String,
     /// Length of the file in bytes.
     pub file_bytes: u64,
-    /// CRC-32C over the checksums of all blocks of the run.
+    /// CRC-32C over the checksums of all blocks of the run, which the run's footer contains, too.
     pub total_crc: u32,
 }
 
-/// Returns true if a run may have this name: letters, digits, `-`, `_` and `.` (not as the first character),
-/// and not a name that the checkpoint directory itself uses.
+/// Returns true if a run may have this name. Allowed are 1 to 200 letters, digits, `-`, `_` and `.`, but no
+/// `.` at the beginning, no `.tmp` at the end, and not `MANIFEST`.
 pub(super) fn is_run_name(name: &str) -> bool {
     let plain = |byte: u8| byte.is_ascii_alphanumeric() || matches!(byte, b'-' | b'_' | b'.');
     !name.is_empty()

@@ -1,12 +1,13 @@
-//! Checkpoint files: a container for a state image that the caller writes, taken at one applied index.
+//! Stores checkpoints: each is an image of the caller's state at one applied index, in files of checksummed
+//! blocks. The module does not interpret the image.
 //!
-//! A checkpoint is one or more *runs*, each a framed file of checksummed blocks, and the `MANIFEST` that names
-//! them in order. Runs and the manifest are written under a temporary name, synced and renamed, so each file
-//! exists completely or not at all. A damaged manifest or run is refused: falling back to an older checkpoint
-//! could lose entries that the log no longer holds.
+//! A checkpoint consists of one or more *runs*, which are the files of blocks, and of the `MANIFEST`, which
+//! lists the runs. Runs and the manifest are written under a temporary name, synced and renamed, so each file
+//! exists completely or not at all. A damaged manifest or run is refused. An older checkpoint is not used
+//! instead, because the log may no longer have the entries that are missing in it.
 //!
-//! On a disk that may fill up, the files `reserve` and `reserve-manifest` hold space for the next run and the
-//! next manifest. Their contents have no meaning.
+//! On a disk that may fill up, the files `reserve` and `reserve-manifest` occupy the space that the next run
+//! and the next manifest will need. Their contents have no meaning.
 //!
 //! Format version 1, little-endian:
 //!

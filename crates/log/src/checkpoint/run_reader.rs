@@ -1,4 +1,4 @@
-//! Reads a run, block by block.
+//! Reads the blocks of a run, which is a file of a checkpoint, and verifies them.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,11 +14,11 @@ use super::{
 use crate::OpenError;
 use crate::format::{u32_at, u64_at};
 
-/// Number of bytes that one read asks for.
+/// Number of bytes to which a read of the file fills the buffer, unless a longer block needs more.
 const READ_BYTES: usize = 512 << 10;
 
-/// A run that is being read. The image is complete and valid only if [`RunReader::next_block`] has returned
-/// `None`.
+/// A run that is being read. The blocks are known to be complete only after [`RunReader::next_block`] has
+/// returned `None`, because only then has the footer been verified.
 pub struct RunReader {
     path: PathBuf,
     file: Arc<dyn File>,
@@ -30,7 +30,7 @@ pub struct RunReader {
     expected: Run,
     done: bool,
     chunk: BytesMut,
-    /// Index of the last raft entry that is applied in the image.
+    /// Index of the last raft entry whose effects the image contains.
     pub applied_index: Index,
     /// Raft term of the entry at the applied index.
     pub term: Term,
@@ -99,7 +99,8 @@ impl RunReader {
             self.finish()?;
             return Ok(None);
         }
-        // A damaged length must not cause an allocation larger than the file.
+        // Check the length before memory is allocated: a damaged length must not cause an allocation larger
+        // than the file.
         if len > BLOCK_BYTES_MAX || len as u64 > self.expected.file_bytes.saturating_sub(self.offset) {
             return Err(self.damaged("the block's length is impossible"));
         }
@@ -136,7 +137,8 @@ impl RunReader {
         Ok(())
     }
 
-    /// Reads until the chunk contains at least `needed` bytes, starting at `offset`.
+    /// Ensures that `chunk` contains at least the next `needed` bytes of the file, counted from `offset`.
+    /// Fails if the file ends before them.
     fn fill(&mut self, needed: usize) -> Result<(), OpenError> {
         let have = self.chunk.len();
         if have >= needed {

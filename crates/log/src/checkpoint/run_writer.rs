@@ -1,4 +1,4 @@
-//! Writes a run, block by block.
+//! Writes a run, which is a file of a checkpoint, block by block.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -12,13 +12,14 @@ use super::{
 };
 use crate::OpenError;
 
-/// A run that is being written, one block per call. If an unfinished run is dropped, its file is removed.
+/// A run that is being written, one block per call. If it is dropped before [`RunWriter::finish`], its file
+/// is removed or, if the run was written into the reserve file, becomes the reserve file again.
 pub struct RunWriter {
     pub(super) disk: Arc<dyn Disk>,
     pub(super) dir: PathBuf,
     pub(super) name: String,
     pub(super) path_tmp: PathBuf,
-    /// Path of the reserve file whose space this run uses; `None` if the run has a new file.
+    /// Path of the reserve file, if this run is written into it; `None` if the run has a new file.
     pub(super) reserve: Option<PathBuf>,
     pub(super) file: Option<Arc<dyn File>>,
     offset: u64,
@@ -79,7 +80,7 @@ impl RunWriter {
         Ok(writer)
     }
 
-    /// Writes one block of 1 byte to 256 MiB. About 128 KiB is a good size.
+    /// Writes one block of 1 byte to 256 MiB. Blocks should have about 128 KiB.
     pub fn write_block(&mut self, payload: &[u8]) -> Result<(), OpenError> {
         assert!(
             !payload.is_empty() && payload.len() <= BLOCK_BYTES_MAX,
@@ -97,8 +98,8 @@ impl RunWriter {
         self.write_buffer()
     }
 
-    /// Makes the bytes written so far durable. The caller should call it from time to time, so that the last
-    /// sync is small: syncs of the log would have to wait for a large sync on the same disk.
+    /// Makes the bytes written so far durable. The caller should call this from time to time, so that each
+    /// sync is small: a sync of the log on the same disk would have to wait for a large one.
     pub fn sync(&mut self) -> Result<(), OpenError> {
         match &self.file {
             Some(file) => file.sync_data().map_err(|error| OpenError::io("sync", &self.path_tmp, error)),
@@ -106,7 +107,7 @@ impl RunWriter {
         }
     }
 
-    /// Bytes written so far.
+    /// Number of bytes written to the file so far, including the header of the run and those of its blocks.
     pub fn file_bytes(&self) -> u64 {
         self.offset
     }
@@ -116,7 +117,7 @@ impl RunWriter {
         self.reserve.is_some()
     }
 
-    /// Number of bytes of the reserve file that the run has not used.
+    /// Number of bytes of the reserve file that the run has not used yet; 0 if the run has a new file.
     pub fn spare_bytes(&self) -> u64 {
         let len = self.file.as_ref().and_then(|file| file.len().ok()).unwrap_or(0);
         len.saturating_sub(self.offset)
@@ -163,8 +164,9 @@ impl RunWriter {
 impl Drop for RunWriter {
     fn drop(&mut self) {
         if self.file.take().is_some() {
-            // If this fails, too, the next [`CheckpointStore::prune`](super::CheckpointStore::prune) removes
-            // the file.
+            // An error is ignored: if the file stays, the next
+            // [`CheckpointStore::prune`](super::CheckpointStore::prune) removes it or makes it the reserve
+            // file again.
             let _ = match &self.reserve {
                 Some(reserve) => self.disk.rename(&self.path_tmp, reserve),
                 None => self.disk.remove(&self.path_tmp),

@@ -1,4 +1,5 @@
-//! The checkpoint directory.
+//! Manages the checkpoint directory: begins runs, commits checkpoints, removes old files, and keeps space in
+//! reserve.
 
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
@@ -14,11 +15,11 @@ use crate::segment::{is_refused_for_size, reserve};
 
 const MANIFEST: &str = "MANIFEST";
 const MANIFEST_TMP: &str = "MANIFEST.tmp";
-/// Files that reserve space for the next run and the next manifest on a disk that may fill up. They are
-/// needed because only a new checkpoint allows the log to release segments, and so frees space.
+/// Names of the files that reserve space for the next run and the next manifest on a disk that may fill up.
+/// The reserve is needed because only a new checkpoint allows the log to release segments, which frees space.
 const RESERVE: &str = "reserve";
 const MANIFEST_RESERVE: &str = "reserve-manifest";
-/// Smallest reserve that is tried, in bytes: one block of most file systems.
+/// Smallest number of bytes by which a reserve file is enlarged: one block of most file systems.
 const RESERVE_BYTES_MIN: u64 = 4096;
 /// Maximum length of a manifest in bytes; a longer file is refused as damaged.
 const MANIFEST_BYTES_MAX: u64 = 64 << 20;
@@ -26,10 +27,11 @@ const MANIFEST_BYTES_MAX: u64 = 64 << 20;
 /// Error returned when a checkpoint was not committed.
 #[derive(Debug)]
 pub enum CommitError {
-    /// The attempt failed before the manifest was renamed; the previous checkpoint is unchanged.
+    /// The commit failed before the manifest was replaced. The previous checkpoint is still the current one.
     Unchanged(OpenError),
-    /// The manifest was renamed, but the rename may not be durable: after a restart either the old or the new
-    /// checkpoint may be the current one. Until a commit succeeds, the runs of both checkpoints must be kept.
+    /// The rename of the new manifest, or the sync after it, failed. After a restart either the old or the
+    /// new checkpoint may be the current one. Until a commit succeeds, the runs of both checkpoints must be
+    /// kept.
     Unsettled(OpenError),
 }
 
@@ -46,19 +48,20 @@ impl From<CommitError> for OpenError {
 pub struct CheckpointStore {
     disk: Arc<dyn Disk>,
     dir: PathBuf,
-    /// True if a file still had holes after zeros were written into it; filling holes is then useless.
+    /// True once a reserve file still had holes after zeros had been written into it. From then on holes are
+    /// not filled with zeros, because that reserves no space on this file system.
     zeros_stay_holes: Arc<AtomicBool>,
 }
 
 impl CheckpointStore {
-    /// Opens the directory, creating it if it is missing.
+    /// Opens the checkpoint directory, creating it if it is missing.
     pub fn open(disk: Arc<dyn Disk>, dir: impl Into<PathBuf>) -> Result<CheckpointStore, OpenError> {
         let dir = dir.into();
         disk.create_dir_all(&dir).map_err(|error| OpenError::io("create", &dir, error))?;
         Ok(CheckpointStore { disk, dir, zeros_stay_holes: Arc::default() })
     }
 
-    /// The directory.
+    /// Path of the checkpoint directory.
     pub fn dir(&self) -> &Path {
         &self.dir
     }
@@ -76,8 +79,8 @@ impl CheckpointStore {
     }
 
     /// Begins a run like [`CheckpointStore::begin`]. If the file system has fewer free bytes than
-    /// `expected_bytes`, the run is written into the reserve file. If such a run is not finished, its file
-    /// becomes the reserve again.
+    /// `expected_bytes`, the run is written into the reserve file, if that exists. If such a run is not
+    /// finished, its file becomes the reserve again.
     pub fn begin_within(
         &self,
         name: &str,
@@ -101,13 +104,15 @@ impl CheckpointStore {
         RunWriter::begin(self.disk.clone(), self.dir.clone(), name, applied_index, term, metadata, reserve)
     }
 
-    /// Reserves this many bytes for the next run and for its manifest, or as many as the file system can
-    /// give. Without the reserve the log would use up the free space, and the next checkpoint, which allows
-    /// the log to release segments, could not be written. Returns the number of bytes reserved for the run.
+    /// Reserves `run_bytes` for the next run and `manifest_bytes` for the next manifest, or as many as the
+    /// file system can give. The reserve prevents a deadlock: the log could use up all free space, and would
+    /// then need a new checkpoint to release segments, but no checkpoint could be written. Returns the number
+    /// of bytes reserved for the run.
     ///
     /// # Errors
     ///
-    /// Returns the error of the operating system, unless it says that the file system is full.
+    /// Returns the error of the operating system. A reservation that fails because the file system is full,
+    /// or because the file would be too large, is no error.
     pub fn keep_reserve(&self, run_bytes: u64, manifest_bytes: u64) -> std::io::Result<u64> {
         self.keep(MANIFEST_RESERVE, manifest_bytes)?;
         self.keep(RESERVE, run_bytes)
@@ -122,7 +127,8 @@ impl CheckpointStore {
             file.set_len(bytes)?;
             return Ok(bytes);
         }
-        // The reserve may have holes if an earlier release has made it, or if the directory was copied.
+        // The reserve file may have holes if an earlier release made it, or if the directory was copied.
+        // Holes reserve no space, so they are filled with zeros.
         let has_holes = file.hole_bytes()? > 0 && !self.zeros_stay_holes.load(Ordering::Relaxed);
         let begin = if has_holes { 0 } else { len };
         let mut more = bytes.saturating_sub(len).next_multiple_of(RESERVE_BYTES_MIN);
@@ -143,14 +149,14 @@ impl CheckpointStore {
         if len == 0 {
             self.disk.remove(&path)?;
         } else if has_holes && file.hole_bytes()? > 0 {
-            // The zeros were stored as holes, as a server that compresses does. So they are not written again
-            // next time.
+            // The zeros were stored as holes, for example by a file server that compresses. Remember this, so
+            // that later calls do not write them again in vain.
             self.zeros_stay_holes.store(true, Ordering::Relaxed);
         }
         Ok(len)
     }
 
-    /// Removes the reserve files. Called when the file system has enough free space.
+    /// Removes the reserve files. The caller should do this while the file system has plenty of free space.
     ///
     /// # Errors
     ///
@@ -170,12 +176,13 @@ impl CheckpointStore {
         self.disk.space(&self.dir).ok()
     }
 
-    /// Makes these finished runs the current checkpoint. The change is atomic and durable.
+    /// Makes `manifest` the manifest of the current checkpoint, atomically and durably. The runs that it
+    /// lists must be finished.
     ///
     /// # Errors
     ///
-    /// Returns the error of the operating system, as a variant that says whether the manifest may have been
-    /// replaced.
+    /// Returns the error of the operating system. The variant says whether the current checkpoint may have
+    /// changed.
     pub fn commit(&self, manifest: &Manifest) -> Result<(), CommitError> {
         let tmp = self.dir.join(MANIFEST_TMP);
         let path = self.dir.join(MANIFEST);
@@ -209,12 +216,14 @@ impl CheckpointStore {
         if planted::is(planted::Bug::ManifestNotSynced) { Ok(()) } else { file.sync_all() }
     }
 
-    /// Returns the current checkpoint, if one exists. Its runs are verified only when they are read.
+    /// Returns the manifest of the current checkpoint, if one exists. The runs are not verified here, but
+    /// when they are read.
     pub fn load(&self) -> Result<Option<Manifest>, OpenError> {
         let path = self.dir.join(MANIFEST);
         let io = |error| OpenError::io("read", &path, error);
-        // If a process died between the rename and the sync of the directory, the name found here may not be
-        // durable yet.
+        // If an earlier process died between the rename of the manifest and the sync of the directory, the
+        // rename is possibly not durable yet. Sync the directory, so that a crash of the machine does not
+        // bring back the old manifest.
         self.disk.sync_dir(&self.dir).map_err(|error| OpenError::io("sync", &self.dir, error))?;
         if !self.disk.exists(&path).map_err(io)? {
             return Ok(None);
@@ -234,9 +243,10 @@ impl CheckpointStore {
         RunReader::open(&*self.disk, &self.dir, run)
     }
 
-    /// Removes every file that `manifest`, the current one, does not name, except the reserve files. Returns
-    /// the number of removed files. No run may be in progress. If a crash has left an unfinished run in the
-    /// file of the reserve, that file becomes the reserve again.
+    /// Removes every file that does not belong to the current checkpoint, except the reserve files.
+    /// `manifest` must be the current one, and no run may be in progress. If a crash has left an unfinished
+    /// run that was written into the reserve file, that file becomes the reserve again. Returns the number of
+    /// files that were removed or renamed.
     pub fn prune(&self, manifest: &Manifest) -> Result<usize, OpenError> {
         let mut removed = 0;
         let names = self.disk.list(&self.dir).map_err(|error| OpenError::io("list", &self.dir, error))?;
