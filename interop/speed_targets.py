@@ -651,6 +651,9 @@ def table_lines(results, names, tls, servers, title_of):
         runs, title = results.of(name, tls), title_of(name)
         goals = {figure: (kind, bound) for figure, kind, bound in LOADS[name][1]}
         for figure in [each for each in FIGURES if each in runs[first][0]]:
+            # A load of reads writes nothing.
+            if figure in ("bytes", "fsyncs") and "put" not in name:
+                continue
             values = {server: [run[figure] for run in runs.get(server, []) if figure in run] for server in servers}
             cells = [show(statistics.median(values[server])) if values[server] else "" for server in servers]
             ratio = "" if figure in WITHOUT_RATIO else f"{statistics.median(one / other if other else 0 for one, other in zip(values[last], values[first])):.3f}"
