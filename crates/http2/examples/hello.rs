@@ -48,15 +48,11 @@ fn serve(mut stream: TcpStream, options: &Arc<Options>, answers: &Answers) -> io
     let mut was_blocked = false;
     loop {
         send(&mut connection, &mut stream)?;
-        let timeout = connection.deadline().map(|due| due.saturating_duration_since(Instant::now()));
-        stream.set_read_timeout(timeout.map(|timeout| timeout.max(Duration::from_millis(1))))?;
         // Input that was buffered while the connection was blocked is processed before more is read.
         if !was_blocked {
             match stream.read(input.space()) {
                 Ok(0) => return Ok(()),
                 Ok(n) => input.filled(n),
-                Err(error) if matches!(error.kind(), io::ErrorKind::WouldBlock | io::ErrorKind::TimedOut) => {
-                }
                 Err(error) => return Err(error),
             }
         }
@@ -66,7 +62,7 @@ fn serve(mut stream: TcpStream, options: &Arc<Options>, answers: &Answers) -> io
             match connection.next(input.unread(), &mut at) {
                 // If the stream was reset, nobody needs the answer.
                 Ok(Some(event)) => drop(answer(&mut connection, answers, event)),
-                Ok(None) => break connection.tick(),
+                Ok(None) => break Ok(()),
                 Err(error) => break Err(error),
             }
         };

@@ -3,7 +3,7 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use crate::assembly::Assembly;
 use crate::buffers::Output;
@@ -234,8 +234,9 @@ pub struct Connection {
     pub(crate) growth: Growth,
     /// Initial receive window of new streams, in bytes.
     pub(crate) receive_initial: u32,
-    /// Time at which this end's settings were sent; `None` once the peer has acknowledged them.
-    pub(crate) settings_sent: Option<u32>,
+    /// True until the peer has acknowledged this end's settings. The peer may take any time for it, as at
+    /// etcd: until then it uses the default window, and all limits hold without the acknowledgement.
+    pub(crate) awaits_settings_ack: bool,
     /// True once the peer has sent GOAWAY: it accepts no further streams.
     pub(crate) peer_is_leaving: bool,
     /// Highest identifier of a stream of this end that the peer still serves, as announced in the peer's last
@@ -279,7 +280,7 @@ impl Connection {
             // Not below the default window, which the peer may use until it has received the settings
             // (section 6.9.3).
             receive_initial: window.max(WINDOW_BYTES),
-            settings_sent: Some(0),
+            awaits_settings_ack: true,
             peer_is_leaving: false,
             peer_last_taken: STREAM_MAX,
             buckets: None,
@@ -434,31 +435,6 @@ impl Connection {
         }
     }
 
-    /// Returns the time at which a turn must call [`Connection::tick`]; `None` if that is not necessary.
-    pub fn deadline(&self) -> Option<Instant> {
-        let sent = self.settings_sent?;
-        Some(self.epoch + Duration::from_millis(u64::from(sent)) + self.options.settings_timeout)
-    }
-
-    /// Checks whether the peer has acknowledged the settings in time.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error with SETTINGS_TIMEOUT if the peer has not acknowledged the settings in time, or the
-    /// error that has ended the connection before.
-    pub fn tick(&mut self) -> Result<(), ConnectionError> {
-        if let Some(error) = &self.error {
-            return Err(**error);
-        }
-        let timeout = self.options.settings_timeout.as_millis();
-        let is_late = |sent: u32| u128::from(self.now.wrapping_sub(sent)) >= timeout;
-        if self.phase != Phase::Over && self.settings_sent.is_some_and(is_late) {
-            let what = "the settings were not acknowledged in time";
-            return Err(self.fail(ConnectionError::violation(Reason::SETTINGS_TIMEOUT, what)));
-        }
-        Ok(())
-    }
-
     /// Sends a PING. Its acknowledgement arrives as [`crate::Event::Pong`] with the same number.
     pub fn ping(&mut self, number: u64) {
         if self.phase != Phase::Over {
@@ -521,7 +497,6 @@ impl Connection {
         self.assembly = None;
         self.lists = None;
         self.unreleased = 0;
-        self.settings_sent = None;
     }
 
     fn put_goaway(&mut self, last: u32, reason: Reason, debug: &[u8]) {

@@ -1,7 +1,5 @@
 //! Defines the limits that a connection imposes on its peer: [`Options`], and [`Limits`] against abuse.
 
-use std::time::Duration;
-
 use crate::frame::{WINDOW_BYTES, WINDOW_BYTES_MAX};
 use crate::hpack::TABLE_BYTES;
 
@@ -105,8 +103,6 @@ pub struct Options {
     /// acknowledgements are sent after the output that is already pending. So with a much larger value, a
     /// client that receives a large answer over a slow network could time out while it waits for one.
     pub output_bytes_max: usize,
-    /// Time limit for the peer to acknowledge the settings.
-    pub settings_timeout: Duration,
     /// Limits against abuse by the peer.
     pub limits: Limits,
 }
@@ -121,7 +117,6 @@ impl Default for Options {
             header_list_bytes_max: 64 * 1024,
             header_table_bytes: TABLE_BYTES as u32,
             output_bytes_max: 64 * 1024,
-            settings_timeout: Duration::from_secs(20),
             limits: Limits::default(),
         }
     }

@@ -557,7 +557,7 @@ impl Connection {
 
     /// Applies this end's settings once the peer has acknowledged them.
     fn settings_acknowledged(&mut self) {
-        if self.settings_sent.take().is_none() {
+        if !std::mem::take(&mut self.awaits_settings_ack) {
             return;
         }
         let window = self.options.stream_window();

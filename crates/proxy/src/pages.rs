@@ -95,7 +95,10 @@ impl Pages {
         stream.write_all(request.as_bytes()).await?;
         stream.flush().await?;
         let mut answer = Vec::new();
-        stream.take(METRICS_BYTES_MAX).read_to_end(&mut answer).await?;
+        stream.take(METRICS_BYTES_MAX + 1).read_to_end(&mut answer).await?;
+        if answer.len() as u64 > METRICS_BYTES_MAX {
+            return Err(io::Error::from(io::ErrorKind::FileTooLarge));
+        }
         let malformed = || io::Error::from(io::ErrorKind::InvalidData);
         let body = answer.windows(4).position(|bytes| bytes == b"\r\n\r\n").ok_or_else(malformed)? + 4;
         let is_ok = answer.get(9..12) == Some(b"200") && answer.starts_with(b"HTTP/1.");

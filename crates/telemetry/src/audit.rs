@@ -472,7 +472,10 @@ impl RotatedFiles {
         let fresh = PathBuf::from(fresh);
         let file = open(&fresh)?;
         file.set_len(0)?;
-        for number in (1..self.files_max - 1).rev() {
+        // Only the files up to the first free name move. So a rotation that is tried again after it failed
+        // halfway does not move the others once more, which would delete the oldest at each attempt.
+        let free = (1..self.files_max - 1).find(|number| !self.older(*number).exists());
+        for number in (1..free.unwrap_or(self.files_max - 1)).rev() {
             rename_if_there(&self.older(number), &self.older(number + 1))?;
         }
         rename_if_there(&self.path, &self.older(1))?;

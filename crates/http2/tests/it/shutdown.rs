@@ -1,7 +1,5 @@
 //! Ends of connections: GOAWAY, pings, and unacknowledged settings.
 
-use std::time::Duration;
-
 use http2::{Cause, ConnectionError, OpenError, Options, Reason, Role, SendError};
 
 use crate::ends::{End, REQUEST, RESPONSE, Seen, TRAILERS, call, exchange, pair};
@@ -158,26 +156,6 @@ fn an_answer_before_the_end_of_the_request_asks_for_no_more_of_it() {
     assert!(matches!(seen[1], Seen::Trailers(..)));
     assert_eq!(seen[2], Seen::Reset(at_client, 0, true));
     assert_eq!((client.connection.open_streams(), server.connection.open_streams()), (0, 0));
-}
-
-#[test]
-fn settings_have_to_be_acknowledged_in_time() {
-    let options = Options { settings_timeout: Duration::from_secs(3), ..Options::default() };
-    let mut server = End::greeted(&options);
-    server.turn(2_999);
-    assert_eq!(server.connection.tick(), Ok(()));
-    let due = server.connection.deadline();
-    server.turn(3_000);
-    let what = "the settings were not acknowledged in time";
-    let error = ConnectionError { reason: Reason::SETTINGS_TIMEOUT, cause: Cause::Violation(what) };
-    assert_eq!(server.connection.tick(), Err(error));
-    assert_eq!(server.connection.tick(), Err(error));
-    assert_eq!(server.sent_frames().last().map(Frame::number), Some(4));
-    assert!(due.is_some() && server.connection.deadline().is_none());
-    let mut server = End::greeted(&options);
-    server.take(&frame(SETTINGS, ACK, 0, &[])).unwrap();
-    server.turn(1 << 40);
-    assert_eq!((server.connection.tick(), server.connection.deadline()), (Ok(()), None));
 }
 
 #[test]

@@ -57,6 +57,8 @@ mod dashboards;
 #[cfg(feature = "full")]
 mod diagnosis;
 #[cfg(feature = "full")]
+mod differences;
+#[cfg(feature = "full")]
 mod discovery;
 #[cfg(feature = "full")]
 mod forwarder;

@@ -10,7 +10,7 @@ use api::etcdserverpb::response_op::Response;
 use api::etcdserverpb::watch_request::RequestUnion;
 use api::etcdserverpb::{
     AuthRoleAddRequest, AuthRoleAddResponse, DeleteRangeRequest, DeleteRangeResponse, LeaseGrantResponse,
-    LeaseKeepAliveResponse, PutRequest, RangeRequest, RangeResponse, RequestOp, ResponseHeader, ResponseOp,
+    LeaseKeepAliveResponse, PutRequest, PutResponse, RangeRequest, RangeResponse, RequestOp, ResponseHeader, ResponseOp,
     TxnRequest, TxnResponse, WatchRequest, WatchResponse,
 };
 use api::mvccpb::KeyValue;
@@ -47,6 +47,12 @@ struct State {
     revoked: usize,
     /// For each watch, true if the watch requires a leader.
     watches: Vec<bool>,
+    /// Keys of range requests outside transactions.
+    read: Vec<Bytes>,
+    /// Number of transactions with a condition that put a key that is no leasing key.
+    guarded_puts: usize,
+    /// True if the user may not write leasing keys.
+    forbids: bool,
 }
 
 impl State {
@@ -70,6 +76,9 @@ impl State {
     fn txn(&mut self, request: &TxnRequest, room: usize) -> Result<TxnResponse, Status> {
         let ops = request.compare.len().max(request.success.len()).max(request.failure.len());
         let room = room.checked_sub(ops).ok_or(error::TOO_MANY_OPS)?;
+        if self.forbids && request.success.iter().any(|op| is_claim(op)) {
+            return Err(error::PERMISSION_DENIED);
+        }
         self.revision += 1;
         let mut responses = Vec::new();
         for op in &request.success {
@@ -78,6 +87,8 @@ impl State {
                 Request::RequestPut(put) => {
                     if put.lease == LEASE {
                         self.claimed.insert(put.key.clone());
+                    } else {
+                        self.guarded_puts += usize::from(!request.compare.is_empty());
                     }
                     Response::ResponsePut(Default::default())
                 }
@@ -96,6 +107,11 @@ impl State {
         }
         Ok(TxnResponse { header: self.header(), succeeded: true, responses })
     }
+}
+
+/// Returns true if the operation puts a leasing key.
+fn is_claim(op: &RequestOp) -> bool {
+    matches!(&op.request, Some(Request::RequestPut(put)) if put.lease == LEASE)
 }
 
 #[derive(Clone, Default)]
@@ -146,7 +162,11 @@ impl Service for Member {
                 state.revoked += 1;
                 Ok(Vec::new())
             }
-            Rpc::KvRange => Ok(state.range(&RangeRequest::decode(message).unwrap()).encode_to_vec()),
+            Rpc::KvRange => {
+                let request = RangeRequest::decode(message).unwrap();
+                state.read.push(request.key.clone());
+                Ok(state.range(&request).encode_to_vec())
+            }
             Rpc::KvTxn => {
                 state.txn(&TxnRequest::decode(message).unwrap(), room).map(|answer| answer.encode_to_vec())
             }
@@ -275,6 +295,59 @@ fn a_range_is_not_deleted_while_another_owns_a_key_of_it() {
     assert_eq!((state.deleted_early, state.deleted), (false, 1));
     assert!(state.watches.iter().all(|insists| *insists), "a member without a leader tells nothing");
     drop(state);
+    proxy.stop(Duration::ZERO);
+}
+
+async fn read(client: &Client, key: &'static str) {
+    let request = RangeRequest { key: key.into(), ..RangeRequest::default() };
+    client.call::<_, RangeResponse>(Rpc::KvRange, &request).await.unwrap();
+}
+
+#[test]
+fn a_client_with_a_token_owns_nothing_and_writes_by_the_protocol() {
+    let member = Member::default();
+    member.state().ops_max = 128;
+    let (_member, proxy, client) = member.start();
+    let settings = Settings { token: Some("t".into()), ..Settings::of([proxy.address.to_string()]) };
+    let with_token = Client::new(settings).unwrap();
+    let reads_of = |key: &str| member.state().read.iter().filter(|read| *read == key).count();
+    testkit::block_on(2 * TIMEOUT, async {
+        // The proxy has a session, and owns "0".
+        own(&client, &member, 1).await;
+        for _ in 0..3 {
+            read(&with_token, "0").await;
+            read(&with_token, "only with a token").await;
+        }
+        assert_eq!(member.state().claimed.len(), 1, "only the read without a token is a claim");
+        assert_eq!(reads_of("only with a token"), 3, "each read is the member's to answer");
+        let before = reads_of("0");
+        assert!(before >= 3, "of a key that the proxy owns, too");
+        read(&client, "0").await;
+        assert_eq!(reads_of("0"), before, "the owner answers clients without a token");
+        let put = PutRequest { key: "written".into(), ..PutRequest::default() };
+        with_token.call::<_, PutResponse>(Rpc::KvPut, &put).await.unwrap();
+        assert_eq!(member.state().guarded_puts, 1, "another proxy may own the key");
+    });
+    proxy.stop(Duration::ZERO);
+}
+
+#[test]
+fn a_proxy_that_may_not_write_leasing_keys_owns_nothing() {
+    let member = Member::default();
+    (member.state().ops_max, member.state().forbids) = (128, true);
+    let (_member, proxy, client) = member.start();
+    testkit::block_on(2 * TIMEOUT, async {
+        // The first watch belongs to the session, which a claim needs.
+        eventually("the proxy has a session", TIMEOUT, async || {
+            (!member.state().watches.is_empty()).then_some(())
+        })
+        .await;
+        for count in 1..=3 {
+            read(&client, "k").await;
+            assert_eq!(member.state().read.iter().filter(|read| *read == "k").count(), count);
+        }
+        assert!(member.state().claimed.is_empty());
+    });
     proxy.stop(Duration::ZERO);
 }
 

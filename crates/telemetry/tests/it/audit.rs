@@ -288,6 +288,22 @@ fn a_rotation_that_fails_leaves_the_files_and_is_tried_again() {
 }
 
 #[test]
+fn a_rotation_that_failed_halfway_deletes_no_file_when_it_is_tried_again() {
+    let dir = TempDir::new("audit");
+    let path = dir.path().join("audit.log");
+    let mut files =
+        RotatedFiles::open(&Settings { file_bytes_max: 4, ..settings(path.clone(), 4) }).expect("opens");
+    for line in ["a", "b", "c"] {
+        files.append(format!("{line}\n\n\n").as_bytes()).expect("is written");
+    }
+    // The older files were moved, and the newest was not.
+    fs::rename(dir.path().join("audit.log.2"), dir.path().join("audit.log.3")).expect("is there");
+    fs::rename(dir.path().join("audit.log.1"), dir.path().join("audit.log.2")).expect("is there");
+    files.append(b"d\n\n\n").expect("is written");
+    assert_eq!(all(&path, 4), ["d\n\n\n", "c\n\n\n", "b\n\n\n", "a\n\n\n"]);
+}
+
+#[test]
 fn a_stop_does_not_wait_for_ever_for_a_disk_that_hangs() {
     let memory = Memory::default();
     memory.hold(true);
