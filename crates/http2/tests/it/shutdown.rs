@@ -1,8 +1,8 @@
 //! Ends of connections: GOAWAY, pings, and unacknowledged settings.
 
-use http2::{Cause, ConnectionError, OpenError, Options, Reason, Role, SendError};
+use http2::{OpenError, Options, Reason, Role, SendError};
 
-use crate::ends::{End, REQUEST, RESPONSE, Seen, TRAILERS, call, exchange, pair};
+use crate::ends::{REQUEST, RESPONSE, Seen, TRAILERS, call, exchange, pair};
 use crate::frames::*;
 
 #[test]
