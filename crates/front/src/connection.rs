@@ -34,9 +34,12 @@ use crate::{Options, Origin, Service};
 /// Maximum number of rounds in one turn. A round steps the ready calls once and takes input once.
 const ROUNDS_MAX: usize = 8;
 
-/// Bytes of pending output at which a round begins to write to the socket, and above which further bodies of
-/// answers stay queued in their streams. Above twice this number the connection stops reading from its
-/// client.
+/// Threshold, in bytes, for the output of a connection that is not written to the socket yet:
+///
+/// * From this number on, a round writes to the socket at once, and does not leave that to the turn's end.
+/// * From this number on, message bodies of answers are not added to the output. They stay queued in their
+///   HTTP/2 streams.
+/// * From twice this number on, nothing more is read from the client.
 const OUTPUT_BYTES_MAX: usize = 64 * 1024;
 
 /// Number of written bytes at which [`Connection::flush`] stops, so that other connections run before the

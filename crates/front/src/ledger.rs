@@ -1,7 +1,8 @@
 //! Reserves memory for data that is held for a client. A [`Charge`] is a reservation: it adds bytes to a
-//! counter until it is dropped. The counter is either a [`Ledger`], for the data of one stream, or the number
-//! of request bytes in the connection's memory account. In both cases the bytes are also reserved in that
-//! account, and so in the memory budget of all clients. This module does not know sockets or frames.
+//! counter until it is dropped. The counter is either a [`Ledger`], for the queued messages of one call
+//! without an HTTP/2 stream, or the number of request bytes in the connection's memory account. In both cases
+//! the bytes are also reserved in that account, and so in the memory budget of all clients. This module does
+//! not know sockets or frames.
 
 use std::cell::{Cell, RefCell};
 use std::rc::Rc;
@@ -20,7 +21,8 @@ pub(crate) fn call_bytes(metadata_bytes: usize) -> usize {
     CALL_BYTES + metadata_bytes.saturating_sub(METADATA_BYTES)
 }
 
-/// Counter of the bytes that are held for one stream; also reserves them in the connection's memory account.
+/// Counts the bytes of the messages that are queued for the client of one call without an HTTP/2 stream. The
+/// same bytes are also reserved in the connection's memory account.
 #[derive(Debug)]
 pub(crate) struct Ledger {
     queued: Cell<usize>,
@@ -29,7 +31,8 @@ pub(crate) struct Ledger {
 }
 
 impl Ledger {
-    /// Creates a ledger that reserves its bytes in `account`.
+    /// Creates a ledger without queued bytes. Bytes that a [`Charge`] adds to it are also reserved in
+    /// `account`, the memory account of the connection.
     pub(crate) fn of(account: &Rc<Account>) -> Ledger {
         Ledger { queued: Cell::new(0), waker: RefCell::new(None), account: account.clone() }
     }

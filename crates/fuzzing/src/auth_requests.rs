@@ -83,8 +83,9 @@ impl Model {
             .filter(|(kind, ..)| allows.contains(kind))
             .collect();
         if !end.is_empty() && end != [0] && key >= end {
-            // For a range that contains no keys (its end is not above its key), etcd's result depends on the
-            // shape of its tree of permissions, so use a second implementation of that tree.
+            // etcd keeps the permissions in an interval tree. For a range that contains no keys (its end is
+            // not above its key), etcd's result depends on the shape of this tree. So build a tree of the
+            // same shape, with an implementation that the tested code does not use.
             return PermissionTree::of(granted.iter().map(|(_, key, end)| match *end {
                 [] => (key.to_vec(), [key, &[0][..]].concat()),
                 [0] => (key.to_vec(), Vec::new()),

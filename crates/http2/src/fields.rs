@@ -8,7 +8,7 @@ use std::fmt;
 pub(crate) enum Class {
     /// Field without a special meaning.
     Regular,
-    /// Pseudo-header field; its number is the index into `Fields::pseudo`.
+    /// One of the pseudo-header fields that HTTP/2 defines.
     Pseudo(Pseudo),
     /// `te`, whose only allowed value is `trailers`.
     Te,
@@ -19,7 +19,8 @@ pub(crate) enum Class {
     Forbidden,
 }
 
-/// Pseudo-header fields (RFC 9113, sections 8.3.1 and 8.3.2).
+/// Pseudo-header fields (RFC 9113, sections 8.3.1 and 8.3.2). The discriminant of a variant is its index
+/// in `Fields::pseudo`.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) enum Pseudo {
     Method = 0,
@@ -114,7 +115,8 @@ struct Span {
 pub struct Fields {
     text: Vec<u8>,
     spans: Vec<Span>,
-    /// One-based index in `spans` of each pseudo-header field; 0 if the field is absent.
+    /// For each pseudo-header field, in the order of [`Pseudo`], its one-based index in `spans`; 0 if the
+    /// field is absent.
     pseudo: [u8; PSEUDOS],
     content_length: Option<u64>,
 }

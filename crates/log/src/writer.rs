@@ -22,10 +22,11 @@ use crate::{Batch, Entry, EntryPlace, Fatal, HardState, Options, Reset, Synced, 
 /// Maximum size in bytes of a payload that is copied next to its header. For a small payload the copy is
 /// cheaper than a separate buffer in the vectored write.
 const COPY_BYTES_MAX: usize = 256;
-/// Bytes at a segment's end that entries and values leave free. On a full disk, hard states and the records
-/// of releases still find space there, and the releases then free further space.
+/// Bytes at a segment's end that entries and values leave free. On a full disk, hard states still find space
+/// there, and so do the records that release segments ([`Kind::Released`]), which then free further space.
 pub(crate) const TAIL_BYTES: u64 = 4096;
-/// Bytes at a segment's end that hard states and resets leave free for the records of releases.
+/// Bytes at a segment's end that hard states and resets leave free for the records that release segments
+/// ([`Kind::Released`]).
 const RELEASE_TAIL_BYTES: u64 = 2048;
 
 /// A queued batch, or the rest of it: entries, values and the other fields are removed once they are placed
@@ -57,7 +58,7 @@ impl Request {
 #[derive(Debug, PartialEq, Eq)]
 pub(crate) enum Progress {
     All,
-    /// Some requests or releases need a segment that is not ready. They are still in the queue.
+    /// Some batches, or releases of segments, need a segment that is not ready. They are still queued.
     Starved,
 }
 
@@ -154,8 +155,10 @@ impl Writer {
         writer
     }
 
-    /// Writes and syncs the queued batches and releases, as far as there are segments for them. What became
-    /// durable is added to `synced`, even if an error is returned.
+    /// Writes and syncs the batches in `queue`, and a record for each segment in `releases`, which contains
+    /// the sequence numbers of segments whose files can be deleted or reused. A record that finds no space
+    /// in a segment that is ready stays queued, and so do the records behind it in the same queue. What
+    /// became durable is added to `synced`, even if an error is returned.
     pub fn commit(
         &mut self,
         queue: &mut VecDeque<Request>,
@@ -164,8 +167,8 @@ impl Writer {
     ) -> Result<Progress, Fatal> {
         let mut progress = self.place_all(queue, releases, synced)?;
         self.flush(synced)?;
-        // If requests or releases are left, report `Starved`, even if a release that was just recorded has
-        // freed the missing space: the next segment must be prepared first.
+        // If batches or releases of segments are left, report `Starved`, even if a release that was just
+        // recorded has freed the missing space: the next segment must be prepared first.
         if !queue.is_empty() || !releases.is_empty() {
             progress = Progress::Starved;
         }

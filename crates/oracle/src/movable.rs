@@ -12,8 +12,8 @@ use crate::effects::{Step, steps};
 use crate::store::within;
 use crate::{Action, Compare, History, Operation, Outcome, Put, Request, Txn};
 
-/// Keys whose history is uncertain because of writes with unknown outcomes, leases that may have ended, or
-/// writes that were not recorded.
+/// Keys whose history is uncertain: the recorded operations do not determine which values they had, because
+/// of writes with unknown outcomes, leases that may have ended, or writes that were not recorded.
 pub(crate) struct Movable<'a> {
     keys: BTreeSet<&'a [u8]>,
     /// Ranges of keys that a deletion with an unknown outcome may have removed, as (start, end).
@@ -33,8 +33,8 @@ impl<'a> Movable<'a> {
                 if let Step::Put(put) = step
                     && put.lease != 0
                 {
-                    // The key is uncertain, because the lease of this put may end at any time, which deletes
-                    // the key.
+                    // The history of the key is uncertain, because the lease of this put may end at any time,
+                    // which deletes the key.
                     movable.keys.insert(&put.key);
                 }
             }
@@ -43,8 +43,9 @@ impl<'a> Movable<'a> {
         movable
     }
 
-    /// Adds all keys that are written by a transaction which compares uncertain keys, or which is refused if
-    /// an uncertain key is missing.
+    /// Adds the keys written by each transaction whose writes may depend on a key with an uncertain history
+    /// ([`Movable::decides_writes`]). The history of these keys is then uncertain, too, so this is repeated
+    /// until no key is added.
     fn follow(&mut self, history: &'a History) {
         const ROUNDS_MAX: usize = 20;
         let is_made = |op: &&Operation| !matches!(op.outcome, Outcome::Refused(_));
@@ -61,12 +62,13 @@ impl<'a> Movable<'a> {
                 return;
             }
         }
-        // The transactions depend on each other in a chain that is longer than `ROUNDS_MAX`. Treat all keys
-        // as uncertain instead of following the chain.
+        // The transactions depend on each other in a chain that is longer than `ROUNDS_MAX`. Treat the
+        // history of every key as uncertain instead of following the chain.
         self.ranges.insert((&[], &[0]));
     }
 
-    /// Returns true if the keys that a transaction writes may depend on an uncertain key.
+    /// Returns true if a key with an uncertain history ([`Movable`]) may decide which keys a transaction
+    /// writes: if the transaction compares such a key, or has a put that requires such a key to exist.
     fn decides_writes(&self, txn: &Txn) -> bool {
         let (mut compares, mut keepers) = (Vec::new(), Vec::new());
         conditions(txn, &mut compares, &mut keepers);
@@ -103,7 +105,8 @@ impl<'a> Movable<'a> {
             || !self.prefixes.is_empty()
     }
 
-    /// Returns true if the effect or the response of a request may depend on an uncertain key.
+    /// Returns true if the effect or the response of a request may depend on a key whose history is uncertain
+    /// ([`Movable`]).
     pub fn decides(&self, request: &Request) -> bool {
         let by_branch = matches!(request, Request::Txn(txn) if self.decides_writes(txn));
         by_branch

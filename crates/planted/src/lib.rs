@@ -83,8 +83,8 @@ bugs! {
     /// consensus: a leader that was removed stops sending messages immediately, even if no other member knows
     /// that the removal is committed.
     RemovedLeaderSilent = "removed-leader-silent";
-    /// consensus: a removed member is told that its removal is committed before the other members have the
-    /// commit index of the removal on disk.
+    /// consensus: a removed member may learn that its removal is committed at a time when the other members
+    /// do not have the commit index of the removal on disk yet.
     RemovalToldUnnoted = "removal-told-unnoted";
     /// consensus: commands forwarded to a leader that runs etcd are proposed again, although that leader may
     /// still propose them.

@@ -231,7 +231,7 @@ pub enum PeerRequest {
         /// True if the member has received the whole snapshot; false if the sending failed.
         delivered: bool,
     },
-    /// Return which parts of the state this member has, so that the sender of a snapshot can leave them out.
+    /// Return which versions of keys this member holds, so that the sender of a snapshot can leave them out.
     Holds(RequestId),
     /// Another member offers its whole state, which does not build on this member's state. Reply whether it
     /// would be accepted now.
@@ -356,7 +356,8 @@ pub enum ReplyBody {
     MembersChanged,
     /// The member that was requested now leads.
     LeaderMoved,
-    /// The parts of the state that this member has, and the index of the last entry it has applied.
+    /// The reply to [`PeerRequest::Holds`]: which versions of keys this member holds, so that the sender of a
+    /// snapshot can leave them out, and the index of the last entry that this member has applied.
     Holds(Held, Index),
     /// Hashes of the state after the last entries.
     StateTrail(StateTrail),

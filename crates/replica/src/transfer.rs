@@ -1,9 +1,9 @@
 //! Transfers a member's state to another member: [`Source`] produces the data to send, and [`Receiver`]
 //! receives the data.
 //!
-//! The receiver reports which part of the state it has ([`Held`]), and the sender sends the rest. If the
-//! stream breaks off, the receiver keeps the received part for a limited time. The next stream then continues
-//! where that part ends.
+//! The receiver reports which versions of keys it has ([`Held`]). If the sender's state can build on these,
+//! the sender sends only the newer versions; otherwise it sends all. If the stream breaks off, the receiver
+//! keeps the received part for a limited time. The next stream then continues where that part ends.
 //!
 //! Members that run etcd send and receive the whole state as a database file; the module [`database`] handles
 //! these.
@@ -127,7 +127,7 @@ pub enum ReceiveError {
     Read(RestoreError<io::Error>),
     /// The head of the state or a version is not valid.
     Malformed(Malformed),
-    /// The message and the state belong to different log entries.
+    /// The raft message that announces the state (MsgSnap) and the state itself name different last entries.
     OtherEntry,
     /// The core does not accept a state now, for this reason; `None` if the reason is not known.
     NotNow(Option<Status>),
@@ -144,7 +144,7 @@ pub enum ReceiveError {
     },
     /// The log did not report the location of a value, which is a bug.
     Lost,
-    /// Raft refused the message that belongs to the state, for this reason.
+    /// This member's raft node refused the message that announces the state (MsgSnap), for this reason.
     Refused(String),
     /// The state is installed, but its first checkpoint failed for this reason.
     NotSaved(String),
@@ -308,8 +308,9 @@ impl Receiver {
         self.broken.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns which part of the state this member has. A sender requests this before it sends the rest.
-    /// Returns `None` if the member is stopping.
+    /// Returns which versions of keys this member has: its own, or those of an interrupted transfer if a new
+    /// one can continue it. A sender requests this before it sends its state, so that it can leave these
+    /// versions out. Returns `None` if the member is stopping.
     pub async fn held(&self) -> Option<Held> {
         let broken = self.broken().as_ref().map(|broken| (broken.held, broken.base_applied));
         match self.shared.core.ask(PeerRequest::Holds).await.map(|reply| reply.body) {

@@ -23,7 +23,7 @@ use crate::world::{Event, World};
 /// Largest number of nodes on a path from the root to a leaf in a tree of watched ranges: many times the
 /// logarithm of the number of ranges.
 const WATCH_DEPTH_MAX: usize = 120;
-/// Largest number of leases that a leader may visit in one turn of its core.
+/// Largest number of leases that a leader may visit in one turn (one pass of its core's loop).
 const LEASES_MAX: usize = 4096;
 /// Largest number of keys that a shard may visit without a pause to evaluate the comparisons of a read-only
 /// transaction, including a few keys of the last comparison.
@@ -489,7 +489,8 @@ impl World {
     /// work; in others the check always passes.
     pub(crate) fn look_at_work(&mut self, at: Host) {
         let applied = usize::try_from(applied_per_turn(at)).unwrap_or(usize::MAX);
-        // The last question of a turn may exceed the limit, so the keys visited for it are not counted.
+        // `Measure::Questions` is the work that a turn had already done when it began to answer a further
+        // question. At that time it must be below the limit. The last answer of a turn may exceed the limit.
         let questions = usize::try_from(questions_per_turn(at) - 1).unwrap_or(usize::MAX);
         let bounds = [
             (Measure::WatchDepth, WATCH_DEPTH_MAX),
@@ -526,14 +527,16 @@ impl World {
     }
 }
 
-/// Returns how many keys a member may visit to answer questions in one turn of its core, not counting the
-/// last question. Half of the members have a small limit, so that both small and large limits are tested.
+/// Returns the maximum amount of work for questions, which are client requests that the core answers without
+/// a log entry, in one turn (one pass of the core's loop), see [`Thresholds::questions_per_turn`]. Half of
+/// the members have a small limit, so that both small and large limits are tested.
 fn questions_per_turn(at: Host) -> u64 {
     if at.is_multiple_of(2) { 1 } else { 2048 }
 }
 
-/// Returns how many entries a member applies in one turn of its core. Half of the members apply few, to test
-/// that the result does not depend on how the work is sliced.
+/// Returns the maximum amount of work for applying entries in one turn (one pass of the core's loop), see
+/// [`Thresholds::applied_per_turn`]. Half of the members have a small limit, to test that the result does not
+/// depend on how the work is sliced.
 fn applied_per_turn(at: Host) -> u64 {
     if at.is_multiple_of(2) { 5 } else { 2048 }
 }

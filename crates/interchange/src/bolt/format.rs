@@ -1,10 +1,11 @@
 //! Defines the format of bbolt's files, version 2, and encodes and decodes meta pages. bbolt writes numbers
-//! in the byte order of the machine. This module reads and writes only little-endian numbers, so it refuses a
-//! file from a big-endian machine because of its magic number.
+//! in the byte order of the machine. This module reads and writes only little-endian numbers. So it refuses a
+//! file from a big-endian machine, because the magic number does not match.
 //!
 //! ```text
-//! file     pages of one size, a power of two, that of the machine's memory pages where the file was made
-//!          pages 0 and 1 are metas: the valid one with the higher transaction number counts
+//! file     pages of equal size, a power of two: by default the size of a memory page of the machine on
+//!          which bbolt created the file
+//!          pages 0 and 1 are meta pages: the valid one with the higher transaction number counts
 //!
 //! page
 //!        0  id               8   number of the page; its offset in the file is number x page size

@@ -191,9 +191,12 @@ impl<'h> Grants<'h> {
         grants
     }
 
-    /// Returns true if the condition that these changes set is certainly equal to `value` during the whole
-    /// time from `from` to `to`, whether changes with unknown outcomes took effect or not. At first the
-    /// condition is false.
+    /// Returns true if one condition, such as that a user has its role, certainly has this value during the
+    /// whole time from `from` to `to`. `changes` are all changes of the condition, or `None` if there are
+    /// none. Before them the condition is false.
+    ///
+    /// If a change to the opposite value may take effect in that time, the result is false. That includes
+    /// each such change with an unknown outcome that was requested before the end of the time.
     fn surely(changes: Option<&Vec<&GrantChange>>, value: bool, from: u64, to: u64) -> bool {
         let mut base = false;
         let mut doubt = false;
@@ -243,14 +246,14 @@ impl<'h> Grants<'h> {
         spans
     }
 
-    /// Returns true if the user certainly lacks this permission during the whole time.
+    /// Returns true if the user certainly lacks this permission during the whole time from `from` to `to`.
     fn is_forbidden(&self, user: &str, need: &Need<'_>, from: u64, to: u64) -> bool {
         self.is_required(true, from, to)
             && (self.has_role(user, false, from, to)
                 || !cover(self.spans(user, need.writes, false, from, to), &span(need.key, need.range_end)))
     }
 
-    /// Returns true if the user certainly has this permission during the whole time.
+    /// Returns true if the user certainly has this permission during the whole time from `from` to `to`.
     fn is_allowed(&self, user: &str, need: &Need<'_>, from: u64, to: u64) -> bool {
         self.is_required(false, from, to)
             || self.has_role(user, true, from, to)

@@ -80,8 +80,10 @@ impl Thresholds {
 /// The core reports what is applied, moved, ordered and saved. This type says whether another checkpoint is
 /// due and, when a checkpoint is saved, which segments no durable file needs any more.
 ///
-/// A checkpoint consists of runs: files, each with a range of revisions. An ordinary checkpoint writes a new
-/// run and keeps runs of earlier checkpoints. A *whole* checkpoint keeps none of them.
+/// A checkpoint consists of runs. A run is a file with the changes of a range of revisions; it names the
+/// locations of their values in the log. An ordinary checkpoint writes one new run, and may keep runs of
+/// earlier checkpoints, with the locations as they were then. A *whole* checkpoint keeps none of them: its
+/// only run contains the whole state, with the present locations.
 pub(super) struct Checkpoints {
     thresholds: Thresholds,
     /// Minimum number of unsaved entries for a checkpoint that is due because of the log bytes, because of
@@ -91,7 +93,7 @@ pub(super) struct Checkpoints {
     /// Segments that had no live value when the checkpoint in progress was ordered.
     empty_segments: Vec<u32>,
     /// Segments out of which values were moved to the end of the log since the last whole checkpoint was
-    /// ordered. Runs of earlier checkpoints still name the old locations of these values.
+    /// ordered. Runs of earlier checkpoints may still name the old locations of these values.
     emptied: BTreeSet<u32>,
     /// Segments with old locations of moved values. Once the whole checkpoint in progress is durable, no run
     /// refers to these locations.
@@ -182,13 +184,14 @@ impl Checkpoints {
         self.emptied.insert(segment);
     }
 
-    /// Returns true if values were moved out of a segment that is empty now. Runs of earlier checkpoints may
-    /// still refer to the old locations, so only a whole checkpoint frees the segment.
+    /// Returns true if values were moved out of a segment that holds no live value now. Files (runs) of
+    /// earlier checkpoints may still name the old locations of these values. So the segment can be deleted
+    /// only after a whole checkpoint, which keeps none of these files.
     pub fn has_emptied(&self, is_empty: impl Fn(u32) -> bool) -> bool {
         self.emptied.iter().any(|segment| is_empty(*segment))
     }
 
-    /// Makes the next checkpoint a whole one, which reuses no run of an earlier checkpoint.
+    /// Makes the next checkpoint a whole one, which keeps no file (run) of an earlier checkpoint.
     pub fn want_whole(&mut self) {
         self.whole_wanted = true;
     }
@@ -227,14 +230,19 @@ impl Checkpoints {
         (by_bytes || by_entries || whole || frees).then_some(whole)
     }
 
-    /// Returns true if an empty segment can be deleted once a checkpoint is saved. If values were moved out
-    /// of the segment, the checkpoint must be a whole one, because runs of earlier checkpoints refer to the
-    /// old locations.
+    /// Returns true if `segment`, which holds no live value any more, can be deleted once the checkpoint that
+    /// is about to be ordered is saved.
+    ///
+    /// If values were moved out of the segment, the files (runs) of earlier checkpoints may still name their
+    /// old locations in the segment. An ordinary checkpoint may keep these files, so the segment has to stay.
+    /// A whole checkpoint (`whole`) writes the complete state to a new file and keeps none of them, so the
+    /// segment can be deleted.
     pub fn frees(&self, segment: u32, whole: bool) -> bool {
         whole || !self.emptied.contains(&segment)
     }
 
-    /// Records that a checkpoint was ordered. The checkpoint refers to no value in `empty_segments`.
+    /// Records that a checkpoint was ordered. `empty_segments` are the segments that can be deleted once the
+    /// checkpoint is durable.
     pub fn ordered(&mut self, empty_segments: Vec<u32>, whole: bool, written_bytes: u64, now: Instant) {
         self.begun(written_bytes, now);
         self.empty_segments = empty_segments;

@@ -159,7 +159,8 @@ impl Proposals {
         self.login_batching.look(under_way, logins, now);
     }
 
-    /// Adds a command of a client, sent over the connection of `writer`.
+    /// Queues a command of a client until it is proposed. `writer` contains the port of the client's
+    /// connection and tells whether the command is a login, because logins have separate batching.
     pub fn push(&mut self, proposal: Proposal, writer: Writer, now: Instant) {
         let bytes = proposal.data.len();
         match writer {
@@ -172,7 +173,7 @@ impl Proposals {
         self.gathered.push(proposal);
     }
 
-    /// Adds a message with commands that another member forwards to this member, which leads.
+    /// Queues a message with commands that another member forwards to this member, which leads.
     pub fn forward(&mut self, message: raftpb::Message, charge: Charge, now: Instant) {
         self.batching.came(now);
         self.forwarded.push((message, charge));

@@ -1,8 +1,10 @@
-//! Measures the stages of a call while it runs, and reports their times when it ends.
+//! Measures how long the stages ([`Stage`]) of a call take, such as waiting in the core's queue or encoding
+//! the response, and reports these times when the call ends.
 //!
 //! A call that is neither sampled nor traced pays almost nothing for this, because it needs no extra clock
 //! reads. The clock is read anyway: once per turn of a connection; when a call goes to the core or reads the
-//! state; when a call is answered; and once per batch in the core. Only samples read the clock more often.
+//! state; when a call is answered; and once per batch in the core. Only sampled and traced calls read the
+//! clock more often.
 
 use std::cell::Cell;
 use std::time::{Duration, Instant};
@@ -17,7 +19,8 @@ use telemetry::stages::{Stage, StageTimes};
 
 use super::Services;
 
-/// One in this many calls is measured stage by stage. With `--metrics extensive` every call is measured.
+/// On average one in this many calls is sampled: its stages are measured and added to the histograms. With
+/// `--metrics extensive` every call is sampled.
 pub(super) const ONE_IN: u32 = 64;
 
 /// Data recorded when a call arrives.
@@ -27,24 +30,25 @@ pub(super) struct Begun {
     pub arrived: Instant,
     /// Time that identifying the user took; zero if it was not measured or not needed.
     pub auth: Duration,
-    /// True if the stages of this call are added to the histograms.
+    /// True if the call is sampled: the times of its stages are added to the histograms.
     pub is_sample: bool,
-    /// True if the call is traced.
+    /// True if the call is traced: the times of its stages are reported in its trace.
     pub is_traced: bool,
 }
 
 impl Begun {
-    /// Returns the data of a call that is not measured.
+    /// Returns the data of a call that is neither sampled nor traced.
     pub fn unmeasured(arrived: Instant) -> Begun {
         Begun { arrived, auth: Duration::ZERO, is_sample: false, is_traced: false }
     }
 
-    /// Returns true if each stage of the call has to be measured.
+    /// Returns true if each stage of the call has to be measured, because the call is sampled or traced.
     pub fn is_measured(&self) -> bool {
         self.is_sample || self.is_traced
     }
 
-    /// Returns the stages before `went_on`, the time at which the call went to the core or read the state.
+    /// Returns the times of the stages before `went_on`, at which the call went to the core or began to read
+    /// the state.
     fn stages(&self, went_on: Instant) -> [(Stage, Duration); 2] {
         let front = went_on.saturating_duration_since(self.arrived).saturating_sub(self.auth);
         [(Stage::Front, front), (Stage::Auth, self.auth)]
@@ -102,7 +106,7 @@ impl Making {
 }
 
 /// Measures how long finding the keys, reading the values and encoding take, for a response that is made in
-/// one step. Used only for sampled calls, because it reads the clock twice per value.
+/// one step. Used only for sampled or traced calls, because it reads the clock twice per value.
 pub(super) struct Meter {
     clock: Clock,
     began: Instant,
@@ -154,17 +158,17 @@ impl Values for Measured<'_> {
     }
 }
 
-/// Stage times that are reported for a measured call.
+/// Times that are reported for a sampled or traced call.
 pub(super) struct Told {
-    /// Stages of the call since its arrival.
+    /// Times of the stages of the call since its arrival.
     pub stages: StageTimes,
     /// For a write, the times at which it was sent to the core and at which it was answered.
     pub proposed: Option<(Instant, Instant)>,
 }
 
 impl Services {
-    /// Adds the stages of a call to the histograms if the call is sampled, and returns the stages if the call
-    /// is traced. `told` runs only for measured calls.
+    /// Reports the times that `told` returns: adds them to the histograms if the call is sampled, and returns
+    /// them if it is traced. If the call is neither, `told` is not called, and the result is `None`.
     pub(super) fn passed(&self, begun: &Begun, told: impl FnOnce() -> Told) -> Option<Told> {
         if !begun.is_measured() {
             return None;
@@ -182,8 +186,9 @@ impl Services {
         begun.is_traced.then_some(told)
     }
 
-    /// Returns the stages of a write that was sent to the core at `asked` and answered at `answered` with
-    /// this revision. The stages inside the core are missing if the core no longer has them.
+    /// Returns the times of the stages of a write that was sent to the core at `asked` and answered at
+    /// `answered` with this revision. The stages inside the core are missing if the core no longer has their
+    /// times.
     pub(super) fn write_stages(
         &self,
         begun: &Begun,
@@ -197,8 +202,9 @@ impl Services {
     }
 }
 
-/// Returns the stages of a read. `began` is the time at which a read without confirmation read the state; it
-/// is not used for other reads.
+/// Returns the times of the stages ([`Stage`]) of a read. `confirmed` is `None` for a read that needed no
+/// confirmation by the leader: a serializable read, or any read on a member that answers linearizable reads
+/// locally. `began`, the time at which the read began, is used only if `confirmed` is `None`.
 pub(super) fn read_stages(
     begun: &Begun,
     began: Instant,
@@ -211,7 +217,7 @@ pub(super) fn read_stages(
     stages
 }
 
-/// Returns the stages before `went_on`. The auth stage is left out if it took no time.
+/// Returns the times of the stages before `went_on`. The auth stage is left out if it took no time.
 fn started(begun: &Begun, went_on: Instant) -> StageTimes {
     begun
         .stages(went_on)

@@ -1,5 +1,9 @@
-//! Provides limits, errors and helper functions for walks over the keys of a range. A walk runs in slices,
-//! between which other calls run. Ranges, transactions and maintenance calls make such walks.
+//! Provides limits, errors and helper functions for walks. A walk visits the keys of a range, one after the
+//! other. It runs in slices, between which other calls run. Ranges, transactions and maintenance calls make
+//! walks.
+//!
+//! The thread that serves the connections gives each of them a turn, in which it does a limited amount of
+//! work for that connection ([`accounting::work_left`]). The slices of walks count as such work.
 
 use numbers::LeaseId;
 use storage::values::unreadable;
@@ -20,8 +24,8 @@ pub(crate) const BYTES_AT_ONCE: usize = 128 << 10;
 /// Maximum number of keys that a walk visits before it yields to other calls.
 pub(super) const KEYS_PER_SLICE: usize = 512;
 
-/// Minimum number of keys that a slice visits, even if the connection has nearly used up the work of its
-/// turn.
+/// Minimum number of keys that a slice visits, even if less work is left before the thread serves other
+/// connections.
 pub(super) const KEYS_PER_SLICE_MIN: usize = 32;
 
 /// Number of the field `kvs` of `RangeResponse`.
@@ -54,15 +58,18 @@ pub(super) fn kv_field_len(version: Version<'_>, projection: Projection) -> usiz
     field_len(kv_len(version, projection))
 }
 
-/// Returns the number of keys that the next slice of a walk visits: as many as the work that is left in the
-/// connection's turn allows, between a minimum and a maximum. Without the maximum, many connections could
-/// each start a long slice at the same time, before they have to queue for a long turn.
+/// Returns the number of keys that the next slice of a walk may visit. It follows from the work that the
+/// thread may still do for the connection before it serves others ([`accounting::work_left`]), but is not
+/// below [`KEYS_PER_SLICE_MIN`] or above [`KEYS_PER_SLICE`]. Without the maximum, many connections could each
+/// start a long slice at the same time, before they have to queue for a long turn.
 pub(super) fn keys_per_slice() -> usize {
     (accounting::work_left() / accounting::KEY_BYTES).clamp(KEYS_PER_SLICE_MIN, KEYS_PER_SLICE)
 }
 
-/// Counts a walk as work of the connection's turn: the keys that it has visited, and `bytes` bytes of values.
-/// `looks` is the limit on visited keys with which the walk began.
+/// Counts what a slice of a walk has done as work for the connection that this thread serves
+/// ([`accounting::note_work`]): the keys that it has visited, and `bytes` bytes that it has read or encoded.
+/// `looks` is the maximum number of keys that was set for the slice ([`mvcc::Range::set_looks`]), so the
+/// number of visited keys is `looks` minus the number that `walk` may still visit.
 pub(super) fn note_walk(walk: &mvcc::Range<'_>, looks: u64, bytes: usize) {
     accounting::note_work(looks - walk.looks_left(), bytes as u64);
 }

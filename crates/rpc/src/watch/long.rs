@@ -51,7 +51,8 @@ pub(super) struct Given {
     pub response: Option<(Bytes, u32)>,
 }
 
-/// All inputs of a response with the events of one revision. Equal values mean equal bytes.
+/// Everything in which responses with the events of one revision can differ between watches. If it is equal
+/// for two watches, both can be sent the same bytes.
 #[derive(Clone, PartialEq, Eq)]
 pub(super) struct Same {
     revision: Revision,
@@ -211,8 +212,9 @@ impl Long {
         Long { revision, sub: 0, is_measured: false, parts, is_half_sent: false, claim: None, given: None }
     }
 
-    /// Returns the inputs of the response, if it is for a single watch, is not begun yet and has no
-    /// fragments. Otherwise it cannot be shared, and the result is `None`.
+    /// Returns the value that streams compare to find out whether they need the same response ([`Same`]). The
+    /// result is `None` if the response cannot be shared, because it is for several watches, is already
+    /// begun, or is sent in fragments.
     pub fn same(&self, previous: Previous) -> Option<Same> {
         let [Part { watch, pieces, .. }] = &self.parts[..] else { return None };
         (pieces.is_empty() && self.sub == 0 && !watch.fragment).then(|| Same {
@@ -226,8 +228,9 @@ impl Long {
         })
     }
 
-    /// Returns the watch of this read if another stream's response can be used for it, because all inputs of
-    /// both responses are equal.
+    /// Returns the watch for which this stream reads the revision, if the client can be sent `given`, the
+    /// response that another stream has made for one of its own watches. That is the case if both watches
+    /// need the same bytes ([`Same`]). Otherwise the result is `None`, and this stream makes the response.
     pub fn takes(&self, given: &Given) -> Option<Rc<Watch>> {
         // The availability of previous values is taken from `given`, not determined again for this stream,
         // and so always compares as equal. This is correct: it was equal for both streams when this stream
@@ -296,10 +299,10 @@ impl Long {
         Ok(turn)
     }
 
-    /// Drops watches from this read if the responses of all its watches together exceed [`QUEUE_BYTES_MAX`].
-    /// So a client with many watches on one stream gets these responses in several groups. The dropped
-    /// watches read the revision later. The reduced number is stored as the maximum for their groups too, so
-    /// that each of them need not reduce it again.
+    /// Reduces the number of watches that read the revision together, if their responses would exceed
+    /// [`QUEUE_BYTES_MAX`] in total. So a client with many watches on one stream gets these responses in
+    /// several groups: the watches that are dropped here read the revision later. The reduced number is
+    /// stored as the maximum for their groups too, so that each of them need not reduce it again.
     fn leave_some_for_later(&mut self) {
         let len = |parts: &[Part]| parts.iter().flat_map(|part| &part.lens).sum::<usize>();
         let watches = self.parts.len();

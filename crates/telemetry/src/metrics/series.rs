@@ -121,7 +121,9 @@ impl Total {
         self.value.fetch_max(count, Ordering::Relaxed);
     }
 
-    /// Returns the largest number that was copied so far.
+    /// Returns the number as of the newest scrape: the largest count that was passed to
+    /// [`Total::raise_to`], because concurrent scrapes may pass their counts in the wrong order. 0 if there
+    /// was no scrape yet.
     pub fn value(&self) -> u64 {
         self.value.load(Ordering::Relaxed)
     }
@@ -285,7 +287,9 @@ impl Distribution {
         self.sum.raise_to(sum.to_bits());
     }
 
-    /// Returns the largest sum of the values that was copied so far.
+    /// Returns the sum of the values as of the newest scrape: the largest sum that was passed to
+    /// [`Distribution::raise_to`], because concurrent scrapes may pass their sums in the wrong order. 0 if
+    /// there was no scrape yet.
     pub fn sum(&self) -> f64 {
         f64::from_bits(self.sum.value())
     }
