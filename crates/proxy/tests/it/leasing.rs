@@ -10,8 +10,8 @@ use api::etcdserverpb::response_op::Response;
 use api::etcdserverpb::watch_request::RequestUnion;
 use api::etcdserverpb::{
     AuthRoleAddRequest, AuthRoleAddResponse, DeleteRangeRequest, DeleteRangeResponse, LeaseGrantResponse,
-    LeaseKeepAliveResponse, PutRequest, PutResponse, RangeRequest, RangeResponse, RequestOp, ResponseHeader, ResponseOp,
-    TxnRequest, TxnResponse, WatchRequest, WatchResponse,
+    LeaseKeepAliveResponse, PutRequest, PutResponse, RangeRequest, RangeResponse, RequestOp, ResponseHeader,
+    ResponseOp, TxnRequest, TxnResponse, WatchRequest, WatchResponse,
 };
 use api::mvccpb::KeyValue;
 use api::{Rpc, Status, error};
