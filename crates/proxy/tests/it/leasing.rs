@@ -76,7 +76,7 @@ impl State {
     fn txn(&mut self, request: &TxnRequest, room: usize) -> Result<TxnResponse, Status> {
         let ops = request.compare.len().max(request.success.len()).max(request.failure.len());
         let room = room.checked_sub(ops).ok_or(error::TOO_MANY_OPS)?;
-        if self.forbids && request.success.iter().any(|op| is_claim(op)) {
+        if self.forbids && request.success.iter().any(is_claim) {
             return Err(error::PERMISSION_DENIED);
         }
         self.revision += 1;

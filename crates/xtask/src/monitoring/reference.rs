@@ -4,7 +4,7 @@ use std::fmt::Write as _;
 
 use super::table::{Row, Table};
 
-/// Units of the metrics whose names begin with these texts. They take precedence over the unit that [`unit`]
+/// Units of the metrics whose names begin with these texts. They take precedence over the unit that [`unit()`]
 /// derives from the end of a name.
 const UNITS: [(&str, &str); 5] = [
     ("etcd_debugging_lease_ttl_total", "seconds"),
