@@ -6,7 +6,7 @@ use std::time::Duration;
 use loom::thread;
 
 use crate::inbox::Inbox;
-use crate::seat::{Seat, Work};
+use crate::seat::{Borrower, Seat, Work};
 use crate::sync::Arc;
 
 /// Time after which a timer of [`Adding`] expires.
@@ -74,8 +74,8 @@ impl Work for Adding {
         (if self.timer == Timer::Set { SOON } else { Duration::MAX }, 1)
     }
 
-    fn is_for_others(&self) -> bool {
-        self.lent_for > 0
+    fn borrower(&self) -> Borrower {
+        if self.lent_for > 0 { Borrower::PeerThread } else { Borrower::None }
     }
 }
 
@@ -103,7 +103,7 @@ fn own(seat: &Seat<Adding>, inbox: &Arc<Inbox<Number>>, all: u8, lent_for: u8, t
 /// otherwise wakes the owner.
 fn borrow(seat: &Seat<Adding>, inbox: &Inbox<Number>, number: u8, is_done: bool) {
     if inbox.put_all(&mut vec![Number::New(number)], true) {
-        if seat.is_lent() {
+        if seat.is_lent_to(Borrower::PeerThread) {
             let _ = seat.work_here(inbox, || is_done);
         } else {
             inbox.wake_receiver();

@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use loom::sync::Notify;
-pub(crate) use loom::sync::atomic::{AtomicBool, AtomicI64, AtomicUsize, Ordering, fence};
+pub(crate) use loom::sync::atomic::{AtomicBool, AtomicI64, AtomicU8, AtomicUsize, Ordering, fence};
 pub(crate) use loom::sync::{Arc, Mutex, MutexGuard};
 
 /// A thread that can be woken from [`park_timeout`]. It is used in place of the thread type of `loom`, whose

@@ -17,6 +17,7 @@ use api::error;
 
 use crate::inbox::OPEN_REQUESTS_PER_SHARD_MAX;
 use crate::requests::{ClientRequest, CoreRequest, Reply, RequestId, Writer};
+use crate::seat::Borrower;
 use crate::shared::Shared;
 
 enum State {
@@ -154,7 +155,7 @@ impl Pending {
             _ => true,
         });
         let works_here = self.is_of_one_writer(&outgoing, shard)
-            && self.shared.core.seat.is_lent()
+            && self.shared.core.seat.is_lent_to(Borrower::Shard)
             && !self.keeps_leases();
         let is_to_wake = self.shared.core.inbox.put_all(&mut outgoing, urgent);
         drop(outgoing);

@@ -1,9 +1,14 @@
-//! Chooses the thread on which the core runs its turns: [`Seat`] lends the core to shards.
+//! Chooses the thread on which the core runs its turns: [`Seat`] lends the core to other threads.
 //!
 //! As a rule the core works on its own thread. But when one client waits for one write, two threads have to
 //! be woken: the core's thread for the request, and the shard's thread for the reply. Apart from the disk,
 //! these wake-ups are half of the cost of the write. So a shard that serves nothing else runs the core's
 //! turns on its own thread while the core's thread sleeps.
+//!
+//! In a cluster, most turns begin with a message of another member, such as an append or the response to one.
+//! The thread that receives these messages also sends the core's. So it runs the core's turn itself while
+//! the core's thread sleeps, which saves two wake-ups: the core's for the message, and its own for the
+//! response. A member of a cluster never waits for the disk in a turn (`writing.rs`).
 //!
 //! The `interleaving` crate also compiles this file and runs it under a model of memory.
 
@@ -12,7 +17,7 @@ use std::sync::PoisonError;
 use std::time::{Duration, Instant};
 
 use crate::inbox::Inbox;
-use crate::sync::{AtomicBool, Mutex, MutexGuard, Ordering, park_timeout};
+use crate::sync::{AtomicU8, Mutex, MutexGuard, Ordering, park_timeout};
 
 /// Maximum number of turns in a row that a borrowing thread runs. A write takes two turns: the first appends
 /// the write to the log, the second answers it.
@@ -37,17 +42,27 @@ pub trait Work {
     /// next turn should not wait for that time.
     fn before_sleep(&mut self) -> (Duration, usize);
 
-    /// Returns true if threads that send items may run the next turns themselves while the owner sleeps.
-    fn is_for_others(&self) -> bool;
+    /// Returns the threads that may run the next turns while the owner sleeps.
+    fn borrower(&self) -> Borrower;
+}
+
+/// Threads that may run turns while the owner of the work sleeps.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Borrower {
+    /// No thread.
+    None,
+    /// A shard whose only client writes, and waits for each answer.
+    Shard,
+    /// The thread that receives the messages of other members.
+    PeerThread,
 }
 
 /// Holds the work. The owner thread runs the turns, and lends the work to other threads while the owner
 /// sleeps.
 pub struct Seat<W: Work> {
     place: Mutex<Option<Place<W>>>,
-    /// True if other threads may run turns. This is only a hint: it saves a thread the attempt to lock
-    /// `place` in vain.
-    is_lent: AtomicBool,
+    /// The [`Borrower`] of the work. This is only a hint, which saves the others a useless attempt to lock.
+    borrower: AtomicU8,
 }
 
 struct Place<W: Work> {
@@ -62,7 +77,7 @@ struct Place<W: Work> {
 
 impl<W: Work> Default for Seat<W> {
     fn default() -> Self {
-        Seat { place: Mutex::new(None), is_lent: AtomicBool::new(false) }
+        Seat { place: Mutex::new(None), borrower: AtomicU8::new(Borrower::None as u8) }
     }
 }
 
@@ -79,9 +94,9 @@ impl<W: Work> Seat<W> {
         Owner { seat: self, place: Some(place) }
     }
 
-    /// Returns true if a thread that has sent an item may try [`Seat::work_here`].
-    pub fn is_lent(&self) -> bool {
-        self.is_lent.load(Ordering::SeqCst)
+    /// Returns true if this thread may try [`Seat::work_here`] after it has sent an item.
+    pub fn is_lent_to(&self, borrower: Borrower) -> bool {
+        self.borrower.load(Ordering::SeqCst) == borrower as u8
     }
 
     /// Runs the next turns on the calling thread. The caller must have put items into the inbox, and
@@ -137,9 +152,9 @@ impl<W: Work> Seat<W> {
     }
 
     fn lend(&self, work: &W) {
-        let lends = work.is_for_others();
-        if self.is_lent() != lends {
-            self.is_lent.store(lends, Ordering::SeqCst);
+        let borrower = work.borrower();
+        if !self.is_lent_to(borrower) {
+            self.borrower.store(borrower as u8, Ordering::SeqCst);
         }
     }
 }
@@ -199,7 +214,7 @@ impl<W: Work> Owner<'_, W> {
     }
 
     fn take_away(&mut self) -> Option<W> {
-        self.seat.is_lent.store(false, Ordering::SeqCst);
+        self.seat.borrower.store(Borrower::None as u8, Ordering::SeqCst);
         let place = self.place.as_mut()?.take()?;
         Some(place.work)
     }
@@ -254,8 +269,8 @@ mod tests {
             (Duration::from_secs(60), 1)
         }
 
-        fn is_for_others(&self) -> bool {
-            true
+        fn borrower(&self) -> Borrower {
+            Borrower::PeerThread
         }
     }
 
@@ -271,7 +286,7 @@ mod tests {
         });
         let borrowed = Arc::clone(&seat);
         let borrower = std::thread::spawn(move || {
-            while !borrowed.is_lent() || !inbox.put_all(&mut vec![()], true) {
+            while !borrowed.is_lent_to(Borrower::PeerThread) || !inbox.put_all(&mut vec![()], true) {
                 std::thread::yield_now();
             }
             while !borrowed.work_here(&inbox, || false) {}

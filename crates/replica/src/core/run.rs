@@ -50,7 +50,7 @@ use super::reads::Reads;
 use super::workers::Workers;
 use super::writing::{self, Occasion};
 use super::{CoreRequest, Fatal};
-use crate::seat::Work;
+use crate::seat::{Borrower, Work};
 use crate::shared::Shared;
 use storage::checkpointer::Order;
 use storage::compaction_hash::Job;
@@ -105,9 +105,8 @@ pub struct Parts {
     pub ready: SyncSender<()>,
 }
 
-/// The core: one loop, which owns the raft node, the log, the state and the parts of this module. The core
-/// has its own thread. While that thread sleeps, a shard may run a turn of the core on the shard's own thread
-/// (`seat.rs`).
+/// The core: one loop, which owns the raft node, the log, the state and the parts of this module. It has its
+/// own thread; while that thread sleeps, another thread may run a turn (`seat.rs`).
 ///
 /// **What it is.** A turn takes all requests that have arrived, lets each part do what is due, carries out
 /// raft's effects, applies committed entries, publishes one view, and only then replies (invariant I3). It
@@ -441,13 +440,18 @@ impl Work for Core {
         Core::before_sleep(self)
     }
 
-    /// Returns true if no other work is in flight and a write that arrives now would be written to the log by
-    /// the core itself. In that case a shard may run the turn on its own thread, because it would otherwise
-    /// only wait for the core.
-    fn is_for_others(&self) -> bool {
-        !self.lifecycle.is_parked()
-            && self.machine.is_whole()
-            && self.proposals.open() == 0
-            && self.writes_here(1, self.shared.member.clock.now())
+    /// In a cluster, lends the core to the thread that receives the messages of other members. A member
+    /// without others lends the core to a shard if no other work is in flight and the core would itself write
+    /// to the log a write that arrives now.
+    fn borrower(&self) -> Borrower {
+        if self.lifecycle.is_parked() || self.lifecycle.is_stopping() || !self.machine.is_whole() {
+            Borrower::None
+        } else if self.machine.members.by_id.len() > 1 {
+            Borrower::PeerThread
+        } else if self.proposals.open() == 0 && self.writes_here(1, self.shared.member.clock.now()) {
+            Borrower::Shard
+        } else {
+            Borrower::None
+        }
     }
 }

@@ -11,7 +11,7 @@ use crate::attendance::Attendance;
 use crate::core::Core;
 use crate::inbox::{Inbox, Outbox};
 use crate::requests::{CoreRequest, Reply, RequestId};
-use crate::seat::Seat;
+use crate::seat::{Borrower, Seat};
 
 /// Maximum total size in bytes of the commands that shards have sent and that the core has not proposed yet.
 /// Further commands are refused with `too many requests`.
@@ -21,7 +21,7 @@ const PROPOSAL_BYTES_MAX: usize = 512 << 20;
 pub struct CoreQueues {
     /// Queue of requests to the core.
     pub inbox: Arc<Inbox<CoreRequest>>,
-    /// Lends the core's turns to shards. Used only if the core runs on its own thread.
+    /// Lends the core's turns to other threads. Used only if the core runs on its own thread.
     pub seat: Seat<Core>,
     /// Queues of replies from the core, one for each shard.
     pub outboxes: Vec<Outbox<Reply>>,
@@ -91,6 +91,20 @@ impl CoreQueues {
         let (sender, receiver) = oneshot::channel();
         self.inbox.send(CoreRequest::Outside(sender, Box::new(|request_id| ask(request_id).into())));
         receiver.await.map_err(|_| error::STOPPED)
+    }
+
+    /// Sends a request on the thread that receives the messages of other members. If the core lends its work
+    /// to that thread, the turns run within this call, as long as they take (`seat.rs`). Returns true if the
+    /// core's own thread was not woken.
+    pub fn send_from_peer_thread(&self, request: impl Into<CoreRequest>) -> bool {
+        if !self.inbox.put_all(&mut vec![request.into()], true) {
+            return false;
+        }
+        if self.seat.is_lent_to(Borrower::PeerThread) {
+            return self.seat.work_here(&self.inbox, || false);
+        }
+        self.inbox.wake_receiver();
+        false
     }
 
     /// Wakes a shard for the state that was just published, if the shard serves watches. Other shards need no
