@@ -287,6 +287,12 @@ const ROWS: &[(&str, &[Written])] = &[
                 ],
             ),
             chart(
+                "Batches from members without a wake-up",
+                "cps",
+                "Batches of messages that the receiving thread processed while the core's thread slept.",
+                &[("rate(mainstay_core_lent_to_peers_total{#}[$__rate_interval])", "{{instance}}")],
+            ),
+            chart(
                 "Trouble between members",
                 "cps",
                 "Messages dropped, connections lost, heartbeats sent late.",
