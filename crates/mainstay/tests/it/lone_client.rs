@@ -1,16 +1,23 @@
 //! A single client: its calls are handled by one thread, without waking others on the way to the core and back.
+//! In a cluster, the thread of the other members runs the core's turns.
 
 use testkit::{TIMEOUT, TempDir, eventually, http1};
 
 use crate::client::Client;
+use crate::cluster::Cluster;
 use crate::member::{Member, Setup};
 use crate::run;
 
+/// Returns the value of a counter of the member.
+fn counted(member: &Member, name: &str) -> u64 {
+    let metrics = http1::get(member.client_address(), "/metrics").text().to_owned();
+    let value = metrics.lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
+    value.and_then(|value| value.parse().ok()).expect("it is counted")
+}
+
 /// Returns the number of writes for which the core was lent to a thread that serves clients.
 fn lent(member: &Member) -> u64 {
-    let metrics = http1::get(member.client_address(), "/metrics").text().to_owned();
-    let value = metrics.lines().find_map(|line| line.strip_prefix("mainstay_core_lent_total "));
-    value.and_then(|value| value.parse().ok()).expect("it is counted")
+    counted(member, "mainstay_core_lent_total")
 }
 
 const PUTS: u64 = 100;
@@ -60,6 +67,35 @@ fn a_client_alone_is_lent_the_core_unless_it_does_more_than_write() {
         member.stop();
         let member = setup.start();
         assert_eq!(member.client().await.everything().await.expect("reads").kvs.len() as u64, PUTS);
+    });
+}
+
+#[test]
+fn in_a_cluster_the_core_is_lent_to_the_thread_of_the_other_members() {
+    let cluster = Cluster::start("lent-to-peers", 3, &[]);
+    let lent_to_peers = |at| counted(cluster.member(at), "mainstay_core_lent_to_peers_total");
+    run(async {
+        let follower = (cluster.leader().await + 1) % 3;
+        let client = cluster.client(follower).await;
+        let before: Vec<u64> = (0..3).map(lent_to_peers).collect();
+        // Each put brings a message to each member; other work of the core may now and then keep it awake.
+        let mut puts = 0;
+        eventually("the core of each member is lent", TIMEOUT, async || {
+            for _ in 0..PUTS {
+                client.put(format!("k/{puts}"), "x").await.expect("puts are served");
+                puts += 1;
+            }
+            (0..3).all(|at| lent_to_peers(at) > before[at] + PUTS / 4).then_some(())
+        })
+        .await;
+        assert_eq!(
+            (0..3).map(|at| lent(cluster.member(at))).sum::<u64>(),
+            0,
+            "a shard would wait for the disk"
+        );
+        let found = cluster.client((follower + 1) % 3).await.everything().await.expect("a read");
+        assert_eq!(found.kvs.len() as u64, puts);
+        cluster.assert_equal().await;
     });
 }
 
