@@ -302,10 +302,10 @@ async fn route(
 
 impl peer::Handler for Peering {
     fn received(&self, messages: &mut Vec<raftpb::Message>) {
-        if let Some((messages, charge)) = self.shared.core.arrivals.admit(messages) {
-            if self.shared.core.send_from_peer_thread(PeerRequest::Messages(messages, charge)) {
-                self.shared.diagnostics.metrics.disk.core_lent_to_peers.inc();
-            }
+        if let Some((messages, charge)) = self.shared.core.arrivals.admit(messages)
+            && self.shared.core.send_from_peer_thread(PeerRequest::Messages(messages, charge))
+        {
+            self.shared.diagnostics.metrics.disk.core_lent_to_peers.inc();
         }
     }
 
