@@ -6,7 +6,7 @@
 The member serves on loopback with its data in a directory of its own; h2load (Debian: nghttp2-client) asks on 100 connections of ten
 streams, for `put` writing 1 KiB to one key, for `range` reading it; `perf` (Debian: linux-perf) looks 499 times a second at what
 each of the member's threads does. The width of a box is the share of the samples, of all threads, in which the function was
-on the stack; threads are the lowest row. The samples are of the processor's time only: who sleeps is not seen.
+on the stack; threads are the lowest row. Inlined functions are shown of a build with CARGO_PROFILE_RELEASE_DEBUG=line-tables-only. The samples are of the processor's time only: who sleeps is not seen.
 """
 
 import argparse

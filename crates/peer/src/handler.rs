@@ -13,7 +13,8 @@ pub trait Handler: Send + Sync + 'static {
     /// Takes messages of one peer, in the order in which they arrived. The method removes from `messages`
     /// those that it accepts; the rest is dropped and counted as failures. All messages are addressed to this
     /// member, and none is a link heartbeat or a MsgSnap. Nothing else was validated: the method must check
-    /// the rest.
+    /// the rest. Unlike the other methods, this one may do the work that the messages bring, as long as that
+    /// is short: what it sends leaves after it has returned.
     fn received(&self, messages: &mut Vec<Message>);
 
     /// Returns true if this is the id of a member that was removed from the cluster. Its messages are

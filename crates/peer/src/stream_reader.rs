@@ -268,9 +268,10 @@ impl Stream {
                 }
             }
             if bytes > 0 {
-                heard = Instant::now();
                 peer.account.counters.received_bytes.add(bytes as u64);
                 deliver(local, peer, &mut messages);
+                // Read after the handler has returned: the time that it took is not the peer's silence.
+                heard = Instant::now();
             }
             if let Some(reason) = ended {
                 return Poll::Ready(reason);

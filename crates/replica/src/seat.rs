@@ -8,7 +8,8 @@
 //! In a cluster, most turns begin with a message of another member, such as an append or the response to one.
 //! The thread that receives these messages also sends the core's. So it runs the core's turn itself while
 //! the core's thread sleeps, which saves two wake-ups: the core's for the message, and its own for the
-//! response. A member of a cluster never waits for the disk in a turn (`writing.rs`).
+//! response. It runs a single turn, and none if clients have sent much, because the network waits meanwhile:
+//! longer work is the owner's. A turn of a cluster's member never waits for a sync (`writing.rs`).
 //!
 //! The `interleaving` crate also compiles this file and runs it under a model of memory.
 
@@ -108,13 +109,14 @@ impl<W: Work> Seat<W> {
     pub fn work_here(&self, inbox: &Inbox<W::Item>, is_done: impl Fn() -> bool) -> bool {
         // If the lock is taken, the owner is about to sleep or to check for items, or another thread is
         // borrowing the work. In each of these cases the owner is woken to process the items.
+        let wakes = WakesOwner(inbox);
         if let Ok(mut place) = self.place.try_lock()
             && let Some(place) = &mut *place
             && self.works_off(place, inbox, is_done)
         {
+            std::mem::forget(wakes);
             return true;
         }
-        inbox.wake_receiver();
         false
     }
 
@@ -156,6 +158,16 @@ impl<W: Work> Seat<W> {
         if !self.is_lent_to(borrower) {
             self.borrower.store(borrower as u8, Ordering::SeqCst);
         }
+    }
+}
+
+/// Wakes the owner when dropped, also if a turn has panicked: otherwise the owner would sleep until its own
+/// timer before it finds that there is no going on.
+struct WakesOwner<'i, T>(&'i Inbox<T>);
+
+impl<T> Drop for WakesOwner<'_, T> {
+    fn drop(&mut self) {
+        self.0.wake_receiver();
     }
 }
 
@@ -282,7 +294,8 @@ mod tests {
         let owner = std::thread::spawn(move || {
             waiting.receive_here();
             let mut owner = owned.sit_down(work);
-            while owner.sleep(&waiting, Duration::from_millis(10), 1).is_none() {}
+            // Only a wake-up ends this sleep.
+            while owner.sleep(&waiting, Duration::from_secs(3600), 1).is_none() {}
         });
         let borrowed = Arc::clone(&seat);
         let borrower = std::thread::spawn(move || {

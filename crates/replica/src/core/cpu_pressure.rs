@@ -8,7 +8,8 @@
 //! Neither the number of clients nor the size of batches tells the two cases apart, but two counters of the
 //! kernel do: how long the kernel lets this runnable thread wait (`/proc/<tid>/schedstat`), and whether any
 //! processor was idle at the same time (`/proc/stat`). Both are needed: threads that wake one another in turn
-//! wait for a processor now and then even when most processor time is idle.
+//! wait for a processor now and then even when most processor time is idle. Turns that other threads run
+//! (`seat.rs`) are not measured; there are none while the core is busy, because its thread then does not sleep.
 
 use std::fs::File;
 use std::io::{Read as _, Seek as _, SeekFrom};

@@ -17,6 +17,10 @@ use crate::seat::{Borrower, Seat};
 /// Further commands are refused with `too many requests`.
 const PROPOSAL_BYTES_MAX: usize = 512 << 20;
 
+/// Maximum number of requests in a turn that the thread of the other members runs. More of them come from
+/// clients, whose requests wait for the tick or for a round: the network should not have to wait for those.
+const BORROWED_MAX: usize = 32;
+
 /// Queues to and from the core, and the conditions under which an arriving request wakes the core.
 pub struct CoreQueues {
     /// Queue of requests to the core.
@@ -94,14 +98,15 @@ impl CoreQueues {
     }
 
     /// Sends a request on the thread that receives the messages of other members. If the core lends its work
-    /// to that thread, the turns run within this call, as long as they take (`seat.rs`). Returns true if the
-    /// core's own thread was not woken.
+    /// to that thread, and few other requests wait, a turn of the core runs within this call (`seat.rs`).
+    /// Returns true if the core's own thread was not woken.
     pub fn send_from_peer_thread(&self, request: impl Into<CoreRequest>) -> bool {
         if !self.inbox.put_all(&mut vec![request.into()], true) {
             return false;
         }
-        if self.seat.is_lent_to(Borrower::PeerThread) {
-            return self.seat.work_here(&self.inbox, || false);
+        if self.seat.is_lent_to(Borrower::PeerThread) && !self.inbox.has_more_than(BORROWED_MAX) {
+            // A second turn is the owner's, so that what the first one sends leaves at once.
+            return self.seat.work_here(&self.inbox, || true);
         }
         self.inbox.wake_receiver();
         false

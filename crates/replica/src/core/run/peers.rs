@@ -173,7 +173,7 @@ impl Core {
             self.leases.open_to_shards(false);
         }
         // Messages are sent before entries are written, so that the network and this member's disk work in
-        // parallel.
+        // parallel. If this turn runs on the thread of the other members, they leave after the turn.
         self.send(effects.messages);
         if let Some(raft_status) = effects.status {
             self.stands(raft_status, now);
