@@ -10,6 +10,7 @@
 #![forbid(unsafe_code)]
 
 mod circles;
+mod compat;
 mod console;
 mod crates;
 mod deb;
@@ -30,6 +31,7 @@ const USAGE: &str = "usage: cargo xtask VERB
   console --check say whether it is up to date, and change nothing
   crates          regenerate the list of which crate uses which, in ARCHITECTURE.md
   circles         say whether files of a crate use each other in large circles, and which use to turn around
+  compat          say whether the tests exist that COMPAT.md names
   dependencies    say whether all that is taken from others may be used: licences, sources, versions
   dashboards      write the dashboard, rules, alerts, runbook and docs/metrics.md from the table of metrics
   dashboards --check
@@ -52,6 +54,7 @@ fn main() -> ExitCode {
         ["console", "--check"] => console::generate().and_then(|files| generated::check(&files, "console")),
         ["crates"] => crates::write(),
         ["circles"] => circles::check(),
+        ["compat"] => compat::check(),
         ["dependencies"] => dependencies::check(),
         ["dashboards"] => monitoring::generate().and_then(|files| generated::write(&files)),
         ["dashboards", "--check"] => {
