@@ -11,6 +11,35 @@ use std::time::{Duration, Instant};
 pub const DURATION_BOUNDS_S: [f64; 14] =
     [0.001, 0.002, 0.004, 0.008, 0.016, 0.032, 0.064, 0.128, 0.256, 0.512, 1.024, 2.048, 4.096, 8.192];
 
+/// Upper bounds of the buckets of [`Sizes`], in entries.
+pub const SIZE_BOUNDS: [u64; 13] = [1, 2, 4, 8, 16, 32, 64, 128, 256, 512, 1024, 2048, 4096];
+
+/// A histogram of numbers of entries.
+#[derive(Debug, Default)]
+pub struct Sizes {
+    buckets: [AtomicU64; SIZE_BOUNDS.len() + 1],
+    sum: AtomicU64,
+}
+
+impl Sizes {
+    fn add(&self, size: u64) {
+        let bucket = SIZE_BOUNDS.partition_point(|bound| *bound < size);
+        self.buckets[bucket].fetch_add(1, Ordering::Relaxed);
+        self.sum.fetch_add(size, Ordering::Relaxed);
+    }
+
+    /// Number of samples in each bucket (not cumulative). The last bucket counts the samples above the
+    /// highest bound.
+    pub fn buckets(&self) -> [u64; SIZE_BOUNDS.len() + 1] {
+        std::array::from_fn(|i| self.buckets[i].load(Ordering::Relaxed))
+    }
+
+    /// Sum of all sizes that were added.
+    pub fn sum(&self) -> u64 {
+        self.sum.load(Ordering::Relaxed)
+    }
+}
+
 /// A histogram of durations.
 #[derive(Debug, Default)]
 pub struct Durations {
@@ -48,6 +77,11 @@ impl Durations {
 pub struct Figures {
     /// Duration of each `fdatasync` of a segment in use.
     pub fsyncs: Durations,
+    /// Duration of each of these syncs that several entries shared.
+    pub shared_fsyncs: Durations,
+    /// Number of entries of each of these syncs. A sync without entries is of values that were moved, or of a
+    /// term or vote.
+    pub sync_entries: Sizes,
     /// Duration of each vectored write into a segment in use.
     pub writes: Durations,
     stalls: Mutex<VecDeque<Stall>>,
@@ -72,8 +106,13 @@ const STALL_MIN: Duration = Duration::from_millis(100);
 const STALLS_MAX: usize = 32;
 
 impl Figures {
-    pub(crate) fn synced(&self, took: Duration) {
+    /// Records a sync of a write with this number of entries.
+    pub(crate) fn synced(&self, took: Duration, entries: u64) {
         self.fsyncs.add(took);
+        self.sync_entries.add(entries);
+        if entries > 1 {
+            self.shared_fsyncs.add(took);
+        }
         if took >= STALL_MIN {
             let mut stalls = self.stalls.lock().unwrap_or_else(PoisonError::into_inner);
             if stalls.len() == STALLS_MAX {
@@ -127,14 +166,26 @@ mod tests {
     #[test]
     fn the_last_stalls_are_remembered() {
         let figures = Figures::default();
-        figures.synced(STALL_MIN - Duration::from_nanos(1));
+        figures.synced(STALL_MIN - Duration::from_nanos(1), 1);
         assert!(figures.stalls().is_empty());
         for ms in 0..=STALLS_MAX as u64 {
-            figures.synced(STALL_MIN + Duration::from_millis(ms));
+            figures.synced(STALL_MIN + Duration::from_millis(ms), 2);
         }
         let took: Vec<Duration> = figures.stalls().iter().map(|stall| stall.took).collect();
         assert_eq!(took.len(), STALLS_MAX);
         assert_eq!(took[0], STALL_MIN + Duration::from_millis(1), "the oldest made way");
         assert_eq!(figures.fsyncs.count(), STALLS_MAX as u64 + 2);
+        assert_eq!(figures.shared_fsyncs.count(), STALLS_MAX as u64 + 1, "all but the first");
+    }
+
+    #[test]
+    fn the_entries_of_a_sync_are_counted_up_to_each_bound() {
+        let sizes = Sizes::default();
+        for size in [0, 1, 2, 3, 4, 4096, 4097] {
+            sizes.add(size);
+        }
+        let buckets = sizes.buckets();
+        assert_eq!((&buckets[..3], buckets[12], buckets[13]), (&[2, 1, 2][..], 1, 1));
+        assert_eq!(sizes.sum(), 8_203);
     }
 }

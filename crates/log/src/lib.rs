@@ -46,7 +46,7 @@ mod writer;
 
 pub use clean_shutdown::{LogEnd, ShutdownRecord};
 pub use error::{AppendError, Fatal, OpenError, REMEDY, ReadError, Refusal, ReleaseError};
-pub use figures::{DURATION_BOUNDS_S, Durations, Figures, Stall};
+pub use figures::{DURATION_BOUNDS_S, Durations, Figures, SIZE_BOUNDS, Sizes, Stall};
 pub use log::{Log, OnEvent};
 pub use numbers::Location;
 pub use types::{

@@ -434,11 +434,13 @@ impl Writer {
             };
             outcome.map_err(|error| fatal("sync", error))?;
             let took = written.elapsed();
-            figures.synced(took);
             synced.took = (!self.by_hand).then_some(took);
+            let entries = self.take_effect(&active, synced);
+            self.shared.figures.synced(took, entries);
+        } else {
+            self.take_effect(&active, synced);
         }
         synced.written = Some(written);
-        self.take_effect(&active, synced);
         Ok(())
     }
 
@@ -454,7 +456,8 @@ impl Writer {
         usize::try_from(capacity - end).map_or(AHEAD_BYTES, |left| left.min(AHEAD_BYTES))
     }
 
-    fn take_effect(&mut self, active: &Segment, synced: &mut Synced) {
+    /// Makes the written records visible to readers, and notes them in `synced`. Returns the number of entries.
+    fn take_effect(&mut self, active: &Segment, synced: &mut Synced) -> u64 {
         let write = &mut self.write;
         active.end.store(write.end, Ordering::Release);
         let mut index = self.shared.index();
@@ -491,6 +494,7 @@ impl Writer {
         write.start = write.end;
         write.copied.clear();
         write.pieces.clear();
+        entries
     }
 
     fn publish_room(&self) {

@@ -12,7 +12,7 @@ use mainstay_log::{
 use numbers::{ClusterId, EntryId, Index, MemberId, Term};
 use testkit::TempDir;
 
-use crate::kit::{DIR, entries, entry, open, open_with, options};
+use crate::kit::{DIR, Opened, entries, entry, open, open_with, options};
 
 #[test]
 fn what_is_appended_is_read_back_and_replayed() {
@@ -152,6 +152,20 @@ fn an_entry_of_one_kibibyte_costs_less_than_a_hundred_bytes_more() {
     let before = log.log.figures().written_bytes();
     log.put(entries(2..=2, 1, 1024));
     assert!(log.log.figures().written_bytes() - before <= 1024 + 40);
+}
+
+#[test]
+fn syncs_are_counted_with_the_entries_that_share_them() {
+    let mut log = open(&MemDisk::new(1)).unwrap();
+    let counted = |log: &Opened| {
+        let figures = log.log.figures();
+        (figures.fsyncs.count(), figures.shared_fsyncs.count(), figures.sync_entries.sum())
+    };
+    let before = counted(&log);
+    log.put(entries(1..=1, 1, 10));
+    log.put(entries(2..=6, 1, 10));
+    let after = counted(&log);
+    assert_eq!((after.0 - before.0, after.1 - before.1, after.2 - before.2), (2, 1, 6));
 }
 
 #[test]

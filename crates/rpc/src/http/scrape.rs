@@ -83,6 +83,8 @@ fn copy_log(metrics: &Metrics, figures: &log::Figures) {
         to.raise_to(&from.buckets(), from.sum().as_secs_f64());
     };
     copy(&metrics.disk.wal_fsync_duration, &figures.fsyncs);
+    copy(&metrics.disk.shared_sync_duration, &figures.shared_fsyncs);
+    metrics.disk.sync_entries.raise_to(&figures.sync_entries.buckets(), figures.sync_entries.sum() as f64);
     copy(&metrics.disk.wal_write_duration, &figures.writes);
     metrics.disk.wal_write_bytes.set_u64(figures.written_bytes());
     metrics.disk.log_entries.raise_to(figures.entries());

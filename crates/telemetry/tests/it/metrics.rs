@@ -326,11 +326,17 @@ fn a_version_or_an_alarm_of_before_becomes_zero() {
 #[test]
 fn the_bounds_of_the_log_are_those_of_the_metrics() {
     let metrics = Metrics::new(&[], MetricsDetail::Basic);
-    for name in ["etcd_disk_wal_fsync_duration_seconds", "etcd_disk_wal_write_duration_seconds"] {
+    let sizes = log::SIZE_BOUNDS.map(|bound| bound as f64);
+    for (name, of_log) in [
+        ("etcd_disk_wal_fsync_duration_seconds", &log::DURATION_BOUNDS_S[..]),
+        ("etcd_disk_wal_write_duration_seconds", &log::DURATION_BOUNDS_S),
+        ("mainstay_log_shared_sync_duration_seconds", &log::DURATION_BOUNDS_S),
+        ("mainstay_log_sync_entries", &sizes),
+    ] {
         let row = metrics.descriptors().find(|row| row.name == name).unwrap();
         let bounds = row.buckets.unwrap().bounds();
-        assert_eq!(bounds.len(), log::DURATION_BOUNDS_S.len());
-        for (a, b) in bounds.iter().zip(log::DURATION_BOUNDS_S) {
+        assert_eq!(bounds.len(), of_log.len(), "{name}");
+        for (a, b) in bounds.iter().zip(of_log) {
             assert!((a - b).abs() < 1e-9, "{name}: {a} is not {b}");
         }
     }

@@ -350,16 +350,26 @@ const ROWS: &[(&str, &[Written])] = &[
                         "histogram_quantile(0.99, sum by (instance, le) (rate(etcd_disk_wal_fsync_duration_seconds_bucket{#}[$__rate_interval])))",
                         "{{instance}} 99 %",
                     ),
+                    (
+                        "histogram_quantile(0.99, sum by (instance, le) (rate(mainstay_log_shared_sync_duration_seconds_bucket{#}[$__rate_interval])))",
+                        "{{instance}} 99 % of those that entries share",
+                    ),
                 ],
             ),
             chart(
                 "Entries that share a sync",
                 "short",
-                "Size of a batch.",
-                &[(
-                    "rate(mainstay_log_entries_total{#}[$__rate_interval]) / rate(etcd_disk_wal_fsync_duration_seconds_count{#}[$__rate_interval])",
-                    "{{instance}}",
-                )],
+                "Size of a batch: mean and 99th percentile.",
+                &[
+                    (
+                        "rate(mainstay_log_entries_total{#}[$__rate_interval]) / rate(etcd_disk_wal_fsync_duration_seconds_count{#}[$__rate_interval])",
+                        "{{instance}} mean",
+                    ),
+                    (
+                        "histogram_quantile(0.99, sum by (instance, le) (rate(mainstay_log_sync_entries_bucket{#}[$__rate_interval])))",
+                        "{{instance}} 99 %",
+                    ),
+                ],
             ),
             chart(
                 "Syncs",

@@ -274,7 +274,8 @@ pub const ALERTS: &[Alert] = &[
         summary: "{{ $labels.instance }}: one sync of the log in a hundred takes {{ $value | humanizeDuration }}",
         meaning: "Each write waits for a sync of a majority. A suitable disk takes less than 10 ms.",
         remedy: "`mainstay check disk --path DIR` measures the disk without the member. Look for other programs that use the disk, or \
-                 put the log on a disk of its own (`--wal-dir`).",
+                 put the log on a disk of its own (`--wal-dir`). If only the syncs of large batches are slow \
+                 (`mainstay_log_shared_sync_duration_seconds`, `mainstay_log_sync_entries`), the disk lacks throughput: write less at once.",
         fires: &[
             ("etcd_disk_wal_fsync_duration_seconds_bucket{job=\"m\",instance=\"a\",le=\"0.128\"}", "0x60"),
             ("etcd_disk_wal_fsync_duration_seconds_bucket{job=\"m\",instance=\"a\",le=\"0.256\"}", "0+60x60"),
