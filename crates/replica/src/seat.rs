@@ -109,12 +109,12 @@ impl<W: Work> Seat<W> {
     pub fn work_here(&self, inbox: &Inbox<W::Item>, is_done: impl Fn() -> bool) -> bool {
         // If the lock is taken, the owner is about to sleep or to check for items, or another thread is
         // borrowing the work. In each of these cases the owner is woken to process the items.
-        let wakes = WakesOwner(inbox);
+        let mut wakes = WakesOwner(Some(inbox));
         if let Ok(mut place) = self.place.try_lock()
             && let Some(place) = &mut *place
             && self.works_off(place, inbox, is_done)
         {
-            std::mem::forget(wakes);
+            wakes.0 = None;
             return true;
         }
         false
@@ -161,13 +161,15 @@ impl<W: Work> Seat<W> {
     }
 }
 
-/// Wakes the owner when dropped, also if a turn has panicked: otherwise the owner would sleep until its own
-/// timer before it finds that there is no going on.
-struct WakesOwner<'i, T>(&'i Inbox<T>);
+/// Wakes the owner when dropped, unless it was emptied before. It also does so if a turn has panicked: otherwise
+/// the owner would notice the panic only when its own timer ends its sleep.
+struct WakesOwner<'i, T>(Option<&'i Inbox<T>>);
 
 impl<T> Drop for WakesOwner<'_, T> {
     fn drop(&mut self) {
-        self.0.wake_receiver();
+        if let Some(inbox) = self.0 {
+            inbox.wake_receiver();
+        }
     }
 }
 
