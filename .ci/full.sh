@@ -115,7 +115,8 @@ instructions() {
         may_install && install valgrind nghttp2-client || { echo "SKIPPED instructions: valgrind or h2load is not installed"; return 0; }
     fi
     # What requests took when this was written, and some per cent. Whoever makes them cheaper lowers it.
-    python3 interop/instructions.py --server "mainstay=$mainstay" --runs 2 --most put=17200 --most range=7800
+    python3 interop/instructions.py --server "mainstay=$mainstay" --runs 2 --methods put,range,cluster-put \
+        --most put=17200 --most range=7800 --most cluster-put=46000
 }
 try_debian_package() {
     if ! may_install || ! command -v dpkg-deb >/dev/null || dpkg -s mainstay >/dev/null 2>&1; then

@@ -1,11 +1,12 @@
 #!/usr/bin/env python3
-"""How many instructions a server spends on a put and on a range.
+"""How many instructions a server spends on a put and on a range, and a cluster of three on a put.
 
-    interop/instructions.py --server NAME=PATH [--server ...] [--runs 2] [--top 20] [--functions 30] [--most put=N --most range=N]
+    interop/instructions.py --server NAME=PATH [--server ...] [--runs 2] [--methods put,range,cluster-put] [--top 20] [--functions 30]
+        [--most put=N --most range=N --most cluster-put=N]
 
 Each server runs under valgrind's callgrind, fresh for each figure: 200 puts, then 1,000 requests to warm up, then 4,000
 that are counted (user space, all threads), by h2load on four connections with ten streams each. A put writes 1 KiB to one
-key, a range reads it. Unlike times, the figures hardly depend on what else the machine does: two runs differ by some tens.
+key, a range reads it. `cluster-put` is a put at the leader of three members, and the sum of what all of them spend. Unlike times, the figures hardly depend on what else the machine does: two runs differ by some tens.
 Builds are comparable only if they have the same profile. With --top N also prints the N functions of each server that
 take most of their own. With --functions N also prints the N functions that differ
 most between the first server and each other one, in instructions per request of their own. With --most it fails if a server
@@ -17,20 +18,25 @@ import argparse
 import collections
 import os
 import re
+import shlex
 import subprocess
 import sys
+import tempfile
 
+from cluster_profile import metrics
+from cluster_side_by_side import Cluster
 from side_by_side import Server
 
 WARM, COUNTED = 1000, 4000
-METHODS = ("put", "range")
+METHODS = ("put", "range", "cluster-put")
+CALLGRIND = ("valgrind", "--quiet", "--tool=callgrind")
 
 
 class Counted(Server):
     """A server under callgrind, which writes its counts beside the server's data."""
 
     def __init__(self, path, port):
-        self.wrapper = ("valgrind", "--quiet", "--tool=callgrind", "--callgrind-out-file=counts-%p")
+        self.wrapper = (*CALLGRIND, "--callgrind-out-file=counts-%p")
         super().__init__("counted", path, port)
 
     def start(self):
@@ -42,15 +48,53 @@ class Counted(Server):
         finally:
             os.chdir(before)
 
-    def control(self, order):
-        subprocess.run(["callgrind_control", order, str(self.process.pid)], cwd=self.dir, stdout=subprocess.DEVNULL,
-                       stderr=subprocess.DEVNULL, check=True)
+    def zero(self):
+        control("--zero", self.process, self.dir)
 
     def counts(self):
         """What was counted since the last order to zero."""
-        self.control("--dump")
-        with open(os.path.join(self.dir, f"counts-{self.process.pid}.1")) as counts:
-            return counts.read()
+        return dumped(self.process, self.dir)
+
+
+class CountedCluster:
+    """Three members under callgrind. Requests go to the leader, which stays the same: valgrind makes members slow, so elections need
+    long silence."""
+
+    def __init__(self, path, port):
+        self.work = tempfile.TemporaryDirectory(prefix="instructions-")
+        self.dir = self.work.name
+        program = os.path.join(self.dir, "member")
+        with open(program, "w") as file:
+            words = [*CALLGRIND, f"--callgrind-out-file={self.dir}/counts-%p", os.path.abspath(path)]
+            file.write(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
+        os.chmod(program, 0o755)
+        self.cluster = Cluster("counted", program, port, 3, ["--heartbeat-interval=1000", "--election-timeout=10000"])
+        leader = next(endpoint for endpoint in self.cluster.endpoints if metrics(endpoint)["leads"])
+        self.port = int(leader.rsplit(":", 1)[1])
+
+    def zero(self):
+        for process in self.cluster.processes:
+            control("--zero", process, self.dir)
+
+    def counts(self):
+        return "".join(dumped(process, self.dir) for process in self.cluster.processes)
+
+    def stop(self):
+        self.cluster.stop()
+
+    def clean(self):
+        self.work.cleanup()
+
+
+def control(order, process, directory):
+    subprocess.run(["callgrind_control", order, str(process.pid)], cwd=directory, stdout=subprocess.DEVNULL,
+                   stderr=subprocess.DEVNULL, check=True)
+
+
+def dumped(process, directory):
+    control("--dump", process, directory)
+    with open(os.path.join(directory, f"counts-{process.pid}.1")) as counts:
+        return counts.read()
 
 
 def varint(number):
@@ -81,10 +125,11 @@ def load(server, method, count):
 
 def measure(path, method, port):
     """The counts of so many requests, as callgrind writes them."""
-    server = Counted(path, port)
+    server = CountedCluster(path, port) if method.startswith("cluster-") else Counted(path, port)
+    method = method.removeprefix("cluster-")
     load(server, "put", 200)
     load(server, method, WARM)
-    server.control("--zero")
+    server.zero()
     load(server, method, COUNTED)
     counts = server.counts()
     server.stop()
@@ -93,7 +138,8 @@ def measure(path, method, port):
 
 
 def total(counts):
-    return int(re.search(r"^(?:summary|totals): (\d+)", counts, re.M).group(1)) / COUNTED
+    """Of all processes whose counts these are."""
+    return sum(map(int, re.findall(r"^summary: (\d+)", counts, re.M) or re.findall(r"^totals: (\d+)", counts, re.M))) / COUNTED
 
 
 def by_function(counts):
@@ -133,22 +179,26 @@ def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--server", action="append", required=True, metavar="NAME=PATH")
     parser.add_argument("--runs", type=int, default=2)
+    parser.add_argument("--methods", default="put,range", help="of " + ", ".join(METHODS))
     parser.add_argument("--top", type=int, default=0)
     parser.add_argument("--functions", type=int, default=0)
     parser.add_argument("--most", action="append", default=[], metavar="METHOD=N", help="put or range, and its limit")
     parser.add_argument("--port", type=int, default=23790)
     args = parser.parse_args()
     limits = {method: int(most) for method, most in (limit.split("=", 1) for limit in args.most)}
-    if unknown := limits.keys() - set(METHODS):
+    methods = args.methods.split(",")
+    if unknown := set(methods) - set(METHODS):
+        parser.error(f"--methods: there is no {', '.join(sorted(unknown))}")
+    if unknown := limits.keys() - set(methods):
         parser.error(f"--most: there is no figure for {', '.join(sorted(unknown))}")
     beyond = []
     servers = dict(server.split("=", 1) for server in args.server)
     last = {}
-    print("| server |" + "".join(f" {method} |" for method in METHODS for _ in range(args.runs)))
-    print("|---|" + "---|" * (len(METHODS) * args.runs))
+    print("| server |" + "".join(f" {method} |" for method in methods for _ in range(args.runs)))
+    print("|---|" + "---|" * (len(methods) * args.runs))
     for name, path in servers.items():
         line = ""
-        for method in METHODS:
+        for method in methods:
             figures = []
             for _ in range(args.runs):
                 last[name, method] = measure(path, method, args.port)
@@ -158,12 +208,12 @@ def main():
                 beyond.append(f"{name}: {min(figures):.0f} instructions for a {method}, of {limits[method]} that it may take")
         print(f"| {name} |{line}", flush=True)
     for name in servers if args.top else ():
-        for method in METHODS:
+        for method in methods:
             print(f"\n{method}: {name}")
             top(by_function(last[name, method]), args.top)
     first, *others = servers
     for other in others if args.functions else ():
-        for method in METHODS:
+        for method in methods:
             print(f"\n{method}: {other} against {first}")
             differences(by_function(last[first, method]), by_function(last[other, method]), args.functions)
     if beyond:
