@@ -45,7 +45,8 @@ pub(crate) struct Endpoints {
     /// Members that are listed now, but that have no URL to which requests may be sent, each with the reason.
     unreached: RefCell<Vec<(Member, ExclusionReason)>>,
     next_id: Cell<u64>,
-    /// Id of the cluster whose members are shown; `None` until an endpoint has reported a cluster.
+    /// Id of the cluster whose members the console shows to browsers; `None` until it was chosen among the
+    /// clusters that endpoints report ([`next_cluster`]).
     cluster: Cell<Option<u64>>,
     /// Time at which the list was last received.
     fetched: Cell<Option<Instant>>,
@@ -86,8 +87,8 @@ struct Entry {
     /// Id of the cluster in the endpoint's last list of members. `None` for endpoints that are not given,
     /// because these are not asked.
     reported_cluster: Option<u64>,
-    /// True if the endpoint has reported the shown cluster at least once since that cluster became the shown
-    /// one.
+    /// True if, at some time since the console began to show its present cluster ([`Endpoints::cluster`]),
+    /// the endpoint's last list of members was of that cluster.
     was_ours: bool,
     /// True if the endpoint has refused the last request for the list that had no token.
     has_refused: bool,
@@ -311,9 +312,9 @@ impl Endpoints {
         reports
     }
 
-    /// Records which cluster each endpoint has reported, and determines which cluster is shown. Removes
-    /// reports of other clusters from `reports`. `access` says whether the endpoints were asked with a user's
-    /// token.
+    /// Records which cluster each endpoint has reported, and determines which cluster the console shows.
+    /// Removes reports of other clusters from `reports`. `access` says whether the endpoints were asked with
+    /// a user's token.
     fn settle_cluster(&self, reports: &mut Vec<(u64, MemberList)>, access: ListAccess) {
         let mut entries = self.entries.borrow_mut();
         let known = self.cluster.get();
@@ -332,8 +333,8 @@ impl Endpoints {
         reports.retain(|(_, list)| Some(list.cluster) == next);
     }
 
-    /// Updates the list from the reports of endpoints. Reports of clusters that are not shown do not change
-    /// the members.
+    /// Updates the list from the reports of endpoints. Reports of other clusters than the one that the
+    /// console shows do not change the members.
     async fn apply_reports(
         &self,
         dialer: &Rc<Dialer>,
@@ -385,7 +386,8 @@ impl Endpoints {
         }
     }
 
-    /// Updates the list of members from these reports, which are all of the shown cluster.
+    /// Updates the list of members from these reports, which must all be of the cluster that the console
+    /// shows.
     fn list_members(&self, reports: Vec<(u64, MemberList)>) {
         self.fetched.set(Some(Instant::now()));
         let (mut members, mut reporters) = (Vec::<Member>::new(), Vec::new());
@@ -438,17 +440,18 @@ impl Endpoints {
     }
 }
 
-/// Returns the cluster that must be shown after these reports.
+/// Returns the id of the cluster whose members the console must show after these reports. `known` is the
+/// cluster that it shows before them.
 ///
 /// While no cluster is known, the first given endpoint that answers decides. If it refuses to show its list
 /// without a token, no cluster is chosen yet. Otherwise an endpoint that was given by mistake and shows
 /// another cluster's list to everybody would be chosen. If endpoints were asked with a user's token, the
 /// first one that has accepted it decides.
 ///
-/// Later, the shown cluster changes only under two conditions: no endpoint reports it any more, and an
-/// endpoint that has reported it before has reported another cluster in its last list. While such an endpoint
-/// refuses to show its list, it still counts for the shown cluster, unless its last list was of another
-/// cluster.
+/// Later, the console changes from the known cluster to another one only under two conditions: no endpoint
+/// reports the known cluster any more, and an endpoint that has reported it before has reported another
+/// cluster in its last list. While such an endpoint refuses to show its list, it still counts for the known
+/// cluster, unless its last list was of another cluster.
 fn next_cluster(
     known: Option<u64>,
     entries: &[Entry],

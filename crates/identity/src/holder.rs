@@ -100,8 +100,10 @@ impl fmt::Debug for Holder {
     }
 }
 
-/// A valid token that a connection keeps. With it, the next request with the same token needs no lookup, but
-/// only a comparison in constant time, three loads and rarely a store.
+/// A token that was found valid, and its user; kept by the connection that has presented the token. With it,
+/// later requests with the same token are checked without a lookup among all tokens: [`Session::renew`]
+/// compares the two tokens in constant time and reads a few atomic variables. For a simple token it also
+/// records the time of the use, but only if 1/1024 of the TTL has passed since the last recorded use.
 pub struct Session {
     token: Secret,
     holder: Arc<Holder>,

@@ -16,7 +16,7 @@
 //! |---|---|
 //! | start | [`TokenKind::parse`], read the files that it names, [`Tokens::new`] |
 //! | Authenticate arrives | [`passwords::Verified::recall`]; if unknown, [`passwords::WorkQueue::push`] for a pool thread |
-//! | the password is right | [`passwords::Verified::remember`]; propose the user's name with [`Tokens::draw_prefix`] |
+//! | the password is right | [`passwords::Verified::remember`]; propose the user's name with a prefix from [`Tokens::draw_prefix`] |
 //! | the entry is applied, on every member | [`Tokens::assign`], before its index is published as applied |
 //! | ... on the member that was asked | [`Tokens::issue`]: the token to answer with |
 //! | authentication is enabled or disabled | [`Tokens::enable`], [`Tokens::disable`] |

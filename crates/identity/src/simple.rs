@@ -20,8 +20,9 @@ pub const PREFIX_LETTERS: usize = 16;
 /// Maximum length of a token in bytes: prefix, dot and the largest index.
 const TOKEN_BYTES_MAX: usize = PREFIX_LETTERS + 1 + 20;
 
-/// Draws a random prefix. The member that received the request draws the prefix and proposes it with the
-/// user's name. Every member creates the token when it applies the entry.
+/// Returns random letters: the prefix, with which a token begins. The member that received the request to
+/// authenticate draws the prefix, and proposes an entry with it and the user's name. Every member applies the
+/// entry, and so all members know the token.
 pub fn draw_prefix(entropy: &mut Entropy) -> String {
     let mut prefix = String::with_capacity(PREFIX_LETTERS);
     while prefix.len() < PREFIX_LETTERS {

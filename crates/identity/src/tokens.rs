@@ -134,7 +134,9 @@ impl Tokens {
         }
     }
 
-    /// Returns the prefix to propose with a user's name; empty unless tokens are simple.
+    /// Returns a random prefix, the first part of a simple token (`prefix.number`); empty unless tokens are
+    /// simple. The member that has checked a user's password draws the prefix, and proposes an entry with it
+    /// and the user's name. Every member applies the entry, and so all members know the token.
     pub fn draw_prefix(&self, entropy: &mut Entropy) -> String {
         match self {
             Tokens::Simple(_) => simple::draw_prefix(entropy),

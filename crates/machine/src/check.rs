@@ -276,8 +276,9 @@ pub fn range_is_expensive(request: &RangeRequest, current: Revision) -> bool {
     !request.range_end.is_empty() && (is_old || !(is_limited || request.count_only))
 }
 
-/// Returns the number of expensive ranges, comparisons and deletions that a transaction may run in all its
-/// branches. Cheap ranges together count as one expensive range for every 1,000 keys that they may visit.
+/// Returns the number of expensive ranges, comparisons of ranges, and deletions of ranges in all branches of
+/// a transaction. Of the keys that its cheap ranges together may visit, the first 1,000 are free, and each
+/// further 1,000, even if incomplete, count as one expensive range.
 pub fn txn_expense(request: &TxnRequest, current: Revision) -> u64 {
     let (mut calls, mut keys) = (0, 0);
     let mut open = vec![request];
@@ -287,8 +288,9 @@ pub fn txn_expense(request: &TxnRequest, current: Revision) -> u64 {
             match &op.request {
                 Some(Request::RequestRange(range)) if range_is_expensive(range, current) => calls += 1,
                 Some(Request::RequestRange(range)) if !range.range_end.is_empty() => {
-                    // The limit is clamped, because a range that only counts is cheap even with a large
-                    // limit.
+                    // A cheap range has a limit from 1 to `FEW_KEYS`, which bounds the keys that it visits,
+                    // or it has `count_only`. With `count_only` it visits no keys and may have any limit, so
+                    // the limit is clamped: such a range then counts at most as much as another cheap one.
                     keys += u64::try_from(range.limit.clamp(1, FEW_KEYS)).unwrap_or(1);
                 }
                 Some(Request::RequestDeleteRange(delete)) if !delete.range_end.is_empty() => calls += 1,

@@ -260,8 +260,9 @@ impl Credentials {
         session.renew(token, self.now())
     }
 
-    /// Returns a random prefix for a new simple token, to be proposed with the user's name. Returns an empty
-    /// string if this member issues no simple tokens.
+    /// Returns a random prefix, the first part of a new simple token. The caller must propose it together
+    /// with the user's name, so that all members know the token once they have applied the entry. Returns an
+    /// empty string if this member issues no simple tokens.
     pub fn draw_prefix(&self) -> String {
         let mut random = self.random.lock().unwrap_or_else(PoisonError::into_inner);
         self.tokens.draw_prefix(&mut **random)

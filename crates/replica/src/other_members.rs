@@ -317,7 +317,8 @@ mod tests {
         assert_eq!(at(&members, &["http://10.0.0.1:2380"]), Some(1));
         assert_eq!(at(&members, &["http://10.0.0.2:2380"]), Some(2));
         assert_eq!(at(&members, &["http://alias.example:2380"]), Some(2));
-        // The lists have one URL in common.
+        // One of these URLs is in the list of member 3. The other is not, but has an address of that member's
+        // remaining URL.
         assert_eq!(at(&members, &["http://three.example:2381", "http://10.0.0.3:2380"]), Some(3));
         for none in [
             "http://10.0.0.2:2381",

@@ -327,8 +327,8 @@ const _: () = assert!(size_of::<Reply>() <= 128);
 /// many requests of a turn want are shared through an `Arc`.
 #[derive(Debug)]
 pub enum ReplyBody {
-    /// Outcome of a proposal, and a reader of the state right after its entry if the reply contains keys and
-    /// values.
+    /// Outcome of a proposal. If the response to the client contains keys and values, the second field is a
+    /// handle to read them from the state as it was right after the proposal's entry was applied.
     Outcome(Result<Outcome, Status>, Option<Box<AsOf>>),
     /// TTL of the renewed lease in seconds; 0 if the lease does not exist.
     KeptAlive(Seconds),
@@ -361,7 +361,8 @@ pub enum ReplyBody {
     Holds(Held, Index),
     /// Hashes of the state after the last entries.
     StateTrail(StateTrail),
-    /// The whole state: the head with leases, alarms and members, and a reader of keys and values.
+    /// The whole state at one moment: the head, which is the state except keys and values (such as leases,
+    /// alarms and members), and a handle to read the keys and values.
     Image(Arc<Head>, Box<AsOf>),
     /// The log's disk has too little space for the state that another member wants to send.
     Shortage(Shortage),

@@ -57,8 +57,9 @@ pub struct Source {
 }
 
 impl Source {
-    /// Returns a source of this state for the member `to`: everything that is physically present, the head,
-    /// and the hashes of the state after the last entries.
+    /// Returns a source of this member's state for the member `to`. `head` is the state except keys and
+    /// values. `state` reads all versions of keys, including compacted ones that have not been removed yet.
+    /// `trail` contains the hashes of the state after each of the last entries.
     pub fn new(to: MemberId, head: Head, trail: StateTrail, state: AsOf, shared: &Shared) -> Source {
         let (values, core) = (shared.data.values.clone(), Arc::clone(&shared.core.inbox));
         Source { to, head: Some(head), state: Some(state), trail, values, core }
@@ -125,7 +126,7 @@ impl std::error::Error for SourceError {
 pub enum ReceiveError {
     /// The stream broke, or contains invalid data.
     Read(RestoreError<io::Error>),
-    /// The head of the state or a version is not valid.
+    /// The head (the state except keys and values) or a version of a key is not valid.
     Malformed(Malformed),
     /// The raft message that announces the state (MsgSnap) and the state itself name different last entries.
     OtherEntry,

@@ -197,7 +197,8 @@ pub fn decode(request: &Request, message: Bytes) -> Option<(Header, Response)> {
     Some((header, response))
 }
 
-/// Returns the outcome of an operation that a client can conclude from this error.
+/// Returns the outcome of an operation that failed with this error, as far as the client can know it: refused
+/// if the error guarantees that the operation never takes effect, unknown otherwise.
 pub fn failed(status: &Status) -> Outcome {
     let certain = [
         (error::COMPACTED, Refusal::Compacted),

@@ -72,7 +72,9 @@ pub struct Figures {
     pub changes_unknown: AtomicU64,
     /// Number of connection attempts with certificates that members must refuse.
     pub intrusions: AtomicU64,
-    /// Number of times that a member has loaded changed files.
+    /// Number of times that a running member has loaded TLS files (certificates, keys, authorities and
+    /// revocation lists) that a fault has changed. Loads at a member's start are not counted, nor are some
+    /// loads at the end of a fault, when the member gets valid files again.
     pub reloads: AtomicU64,
 }
 

@@ -1,4 +1,5 @@
-//! `drop-etcd`: deletes etcd's files in the data directory of a member that was taken over.
+//! `drop-etcd`: deletes the files that etcd left in the data directory of a member that Mainstay took over,
+//! that is, which Mainstay now runs in place of etcd, on the same data directory.
 
 use std::fs;
 use std::io;

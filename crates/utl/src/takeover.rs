@@ -63,7 +63,8 @@ pub struct TakeOver<'t> {
 }
 
 /// Takes a member over if its data directory was written by etcd, so that Mainstay continues as the same
-/// member. Does nothing if the directory contains no data of etcd, or if the member was already taken over.
+/// member. Does nothing if the directory contains no data of etcd, or if Mainstay has already taken the
+/// member over.
 ///
 /// # Errors
 ///
@@ -161,7 +162,8 @@ fn is_etcds(wanted: &TakeOver<'_>, member_dir: &Path) -> Result<bool, Failure> {
     Ok(found.map_err(Failure::error)?.is_some())
 }
 
-/// Returns the error for a member that cannot be taken over, with advice about keys of API version 2.
+/// Returns the error for a member of etcd that Mainstay cannot take over, with advice about keys of API
+/// version 2.
 fn cannot(data_dir: &Path, wal_dir: Option<&Path>, why: &str) -> Failure {
     let import = || {
         let wal_dir = wal_dir.map_or(String::new(), |dir| format!(" --wal-dir {}", dir.display()));

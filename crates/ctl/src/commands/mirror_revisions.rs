@@ -63,14 +63,15 @@ const ROUNDS_MAX: u32 = 10;
 /// Maximum number of calls in flight when [`each`] makes one call for each of many items.
 const CALLS_MAX: usize = 64;
 
-/// Replays the source without end. With `stop_limit`, replays until the destination has replaced the source
-/// (cut-over), for which writes at the source are stopped for at most this time.
+/// Replays the source without end. With `stop_limit` (`--stop-timeout`), replays until the destination has
+/// replaced the source (cut-over), for which writes at the source are stopped for at most this time.
 ///
 /// # Errors
 /// Returns an error if source and destination are the same cluster, if the destination is not a copy of the
 /// source at the destination's revision, if another client writes to the destination, if the source has
 /// compacted the missing revisions or hides some from this user, or if a server refuses a request. With
-/// `stop_limit`, also returns an error after an interruption, or if the cut-over takes longer than the limit.
+/// `stop_limit`, also returns an error after an interruption, or if the cut-over does not complete within
+/// that time after it began to stop writes.
 pub(super) async fn replay(
     call: &Call,
     source: Client,

@@ -8,8 +8,9 @@ use std::thread::LocalKey;
 /// Maximum number of tables that a thread keeps for sharing, each of a few kilobytes at most.
 const REMEMBERED_MAX: usize = 8;
 
-/// Tables of connections of this thread that went idle, which other connections can share; least recently
-/// used first.
+/// The tables that a thread keeps for sharing among its connections. When a connection becomes idle, its
+/// table is replaced by an equal one from here; if there is none, its table is added here. The table that was
+/// taken or added longest ago is first.
 pub(crate) type Remembered<T> = RefCell<Vec<Arc<T>>>;
 
 /// Replaces a table by an equal table of another connection. If there is none, stores the table so that other

@@ -403,8 +403,10 @@ impl Receiver {
         }
     }
 
-    /// Checks everything in a database except its history. The revision in the returned head is a
-    /// placeholder, because it follows from the history.
+    /// Checks everything in a database except its history, which is the list of all changes of keys. Returns
+    /// the head (the state except keys and values) and the database. The revision in the head is a
+    /// placeholder, which [`Self::convert`] replaces: a database does not store its current revision, so it
+    /// is known only when the last change has been read.
     fn judge(
         &self,
         message: &raftpb::Message,
@@ -437,7 +439,7 @@ impl Receiver {
         let leases = etcd_database::leases(backend).map_err(DatabaseError::Read)?;
         let head = TransferHead {
             from: Revision(0),
-            // A placeholder: the revision is known only after the history was read.
+            // A placeholder: the revision is known only after all changes of keys have been read.
             revision: Revision::FIRST,
             compact_revision,
             applied_index: Index(index),

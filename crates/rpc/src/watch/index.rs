@@ -566,8 +566,9 @@ mod tests {
                     found.push(*serial);
                     ControlFlow::Continue(())
                 });
-                // A visit in parts, with visited items removed in between, visits the same items in the same
-                // order.
+                // Repeat the visit, but stop it at random items and continue it after each stop. Sometimes
+                // the item at which it stopped is removed from the index before it continues. It must still
+                // visit the same items in the same order as the visit without stops.
                 let (mut parts, mut place): (Vec<u64>, Option<Place>) = (Vec::new(), None);
                 while index
                     .visit_behind(&key, place.take().as_ref(), &mut |serial| {

@@ -13,25 +13,29 @@ use crate::cluster::Cluster;
 use crate::pki::{ClientCertificate, Pki};
 use crate::security::{WORKER, count};
 
-/// Time within which a member must use changed files. Mainstay promises two seconds; this limit is higher,
-/// because the machine may be busy.
+/// Time within which a running member must load TLS files that the injector has changed. Mainstay promises
+/// two seconds; this limit is higher, because the machine may be busy.
 const RELOAD_TIME_MAX: Duration = Duration::from_secs(20);
 /// Time within which a member must close the connections of a revoked certificate, after it has read the
 /// revocation list.
 const CLOSE_TIME_MAX: Duration = Duration::from_secs(5);
 /// Interval between two checks of a condition that must become true.
 const LOOK_EVERY: Duration = Duration::from_millis(50);
-/// Text that a member logs when it has loaded changed files, once for each side (client, peer).
+/// Text that a running member logs when it has loaded changed TLS files: once if files for connections to
+/// clients have changed, and once if files for connections to other members have changed.
 const RELOADED: &str = "reloaded TLS files";
-/// Text that a member logs when it cannot use changed files.
+/// Text that a running member logs when it cannot use changed TLS files.
 const KEPT: &str = "cannot use changed TLS files";
 
-/// Sides of the members whose files are changed.
+/// Sets of TLS files in which the injector changes some or all files. Each member has two sets, which it
+/// reloads separately: `client.*` for connections to clients, and `peer.*` for connections to other members.
 #[derive(Clone, Copy)]
 enum Sides {
+    /// `client.*` and `peer.*` of all members.
     Both,
+    /// `client.*` of all members.
     Clients,
-    /// The peer side of all members except `but`.
+    /// `peer.*` of all members except `but`.
     Peers {
         but: usize,
     },
@@ -42,8 +46,9 @@ impl Injector<'_> {
         self.cluster.security().pki.as_ref().ok_or_else(|| io::Error::other("there are no certificates"))
     }
 
-    /// Changes files of all members, one after the other, and waits until all members use them. Sometimes
-    /// kills a member meanwhile.
+    /// Calls `write` for one member after the other, and waits until each of them has loaded its changed TLS
+    /// files. `write` must change files of every set that `sides` names, and of no other set. Sometimes kills
+    /// a member meanwhile.
     fn change(
         &mut self,
         bar: usize,

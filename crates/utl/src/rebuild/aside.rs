@@ -24,8 +24,8 @@ use telemetry::logging::Value;
 
 use super::{Rebuild, RebuildError};
 
-/// Name of the directory inside `--wal-dir` that contains Mainstay's log if the member was taken over from
-/// etcd. etcd's own log is in `--wal-dir` itself.
+/// Name of the directory inside `--wal-dir` that contains Mainstay's log if Mainstay took the member over
+/// from etcd. etcd's own log is in `--wal-dir` itself.
 pub(super) const BESIDE_ETCD: &str = "log";
 /// Prefix of the names of the directories inside a log directory to which its files are moved.
 const DAMAGED: &str = "damaged";

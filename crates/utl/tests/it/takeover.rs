@@ -1,4 +1,5 @@
-//! Members taken over from etcd in place, and exported together with their promises.
+//! Members that Mainstay takes over from etcd in place, and their export. Both must preserve what a member
+//! has promised in raft: its term and its vote.
 
 use std::io::Write;
 use std::path::{Path, PathBuf};

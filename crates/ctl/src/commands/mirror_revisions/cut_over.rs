@@ -2,8 +2,9 @@
 //!
 //! While writes are stopped, the destination has to catch up, and the changed keys and the leases have to be
 //! compared. This work is rehearsed several times while clients still write to the source, to measure how
-//! long it takes. Writes are stopped only if a rehearsal took at most half of the limit. If the cut-over
-//! fails or the limit passes, the source accepts writes again.
+//! long it takes. Writes are stopped only if a rehearsal took at most half of `--stop-timeout`. If the
+//! cut-over fails, or takes longer than `--stop-timeout` once it began to stop writes, this command makes the
+//! source accept writes again.
 
 use std::collections::hash_map::RandomState;
 use std::hash::BuildHasher as _;
@@ -23,7 +24,8 @@ use super::comparison::{Changed, Difference, differences, differences_of, told};
 use super::{Now, PAUSE, REPORT_INTERVAL, Replay, locked};
 use crate::call::Call;
 
-/// Duration of a rehearsal that is short enough: no further rehearsals are made in the hope of a shorter one.
+/// A rehearsal that takes at most this time is short enough: no further rehearsals are made in the hope of a
+/// shorter one.
 const SHORT: Duration = Duration::from_millis(50);
 /// Number of consecutive rehearsals that must find the same lease with a different TTL before the command
 /// fails. With fewer, the cause may be a revision that has not been replayed yet.
@@ -39,7 +41,8 @@ struct Stopped {
     is_certain: bool,
 }
 
-/// Replays the source until the destination has replaced it. Stops writes at the source for at most `limit`.
+/// Replays the source until the destination has replaced it. Stops writes at the source for at most `limit`
+/// (`--stop-timeout`) before that.
 ///
 /// # Errors
 /// Returns the errors of [`super::replay`]. Also returns an error after an interruption, or if another
@@ -215,8 +218,12 @@ impl Replay<'_> {
         told(differences_of(keys, &self.source, &self.target, at).await, at).map(Some)
     }
 
-    /// Rehearses the work for which writes will be stopped, without stopping them. Returns once a rehearsal
-    /// takes at most half of the limit, and is either short or not much shorter than the previous one.
+    /// Rehearses the work for which writes will be stopped, without stopping them, until the time that a
+    /// rehearsal takes meets two conditions:
+    ///
+    /// * It is at most half of `limit`, the longest time for which writes may be stopped.
+    /// * It is at most [`SHORT`], or at least half of the time of the previous rehearsal. Otherwise the next
+    ///   rehearsal will probably take much less time again.
     async fn rehearse_until_short(&mut self, limit: Duration) -> Result<(), Failure> {
         self.leases.renew_all().await;
         let mut last = Duration::MAX;

@@ -166,8 +166,8 @@ impl Core {
     }
 
     /// Replies with the whole current state. Must be called right after the state was published, while no
-    /// entry is partly applied. Returns the cost in units of the budget. `known` is the head of the state, if
-    /// it was already built in this turn.
+    /// entry is partly applied. Returns the cost in units of the budget. `known` is the head (the state
+    /// except keys and values), if it was already built in this turn.
     pub(super) fn image(&mut self, request_id: RequestId, known: &mut Option<Arc<Head>>) -> u64 {
         let (head, cost) = match known {
             Some(head) => (Arc::clone(head), 0),

@@ -130,8 +130,13 @@ impl Hub {
         !self.is_under_way() && self.say_due_progress() && self.revision.get() >= current && is_newest
     }
 
-    /// Delivers a slice of the new changes. Returns the work done, and false if the next revision needs one
-    /// or more turns of its own.
+    /// Delivers the next revisions, as many as fit into one slice, to the watches that match them. Returns
+    /// the work done, and true if the caller may deliver a further slice in this turn.
+    ///
+    /// The result is false if nothing was delivered, because the next revision alone exceeds `portion`, the
+    /// work that this turn may still do. If `portion` is less than the work limit of a whole turn, the next
+    /// turn tries again. Otherwise this method has set `under_way`, so that later turns deliver the revision
+    /// step by step.
     fn tell_all(&self, state: &Published, portion: Portion) -> (Done, bool) {
         let snapshot = state.view.snapshot();
         let current = snapshot.current_revision();
