@@ -14,6 +14,7 @@ writes the stacks of each load there. With one member only the leader has rows.
 
 import argparse
 import collections
+import math
 import os
 import re
 import shutil
@@ -27,7 +28,7 @@ from cluster_side_by_side import KEY, Cluster, call
 
 TICK = os.sysconf("SC_CLK_TCK")
 # Kinds of threads, by how their names begin.
-KINDS = {r"front-\d": "shards", "core": "core", "peer": "peers", "log": "log"}
+KINDS = {r"front-\d": "shards", "core$": "core", "peer$": "peers", "log$": "log"}
 # Until the load is at its full rate.
 WARM_UP_S = 2
 
@@ -74,12 +75,17 @@ def system_calls(process, seconds):
 
 
 def counted(counting):
-    found = collections.Counter()
-    if counting:
-        for line in counting.communicate()[1].splitlines():
-            cells = line.split(";")
-            if len(cells) > 3 and cells[1].isdigit():
-                found[kind_of(cells[0].rsplit("-", 1)[0])] += int(cells[1])
+    """System calls by kind of thread; None if they were not counted."""
+    if not counting:
+        return None
+    found, out = collections.Counter(), counting.communicate()[1]
+    if counting.returncode:
+        print(f"perf cannot count system calls:\n{out[-500:]}", file=sys.stderr)
+        return None
+    for line in out.splitlines():
+        cells = line.split(";")
+        if len(cells) > 3 and cells[1].isdigit():
+            found[kind_of(cells[0].rsplit("-", 1)[0])] += int(cells[1])
     return found
 
 
@@ -105,7 +111,11 @@ def measured(args, load, clients):
                                           "--", "sleep", str(args.seconds)])
         counting = [system_calls(process, args.seconds) for process in cluster.processes]
         before = [(threads(process.pid), metrics(endpoint)) for process, endpoint in zip(cluster.processes, cluster.endpoints)]
+        taken = time.monotonic()
         time.sleep(args.seconds - 0.5)
+        if running.poll() is not None:
+            sys.exit(f"{load} of {clients} clients: benchmark ended with {running.returncode}")
+        taken = time.monotonic() - taken
         after = [(threads(process.pid), metrics(endpoint)) for process, endpoint in zip(cluster.processes, cluster.endpoints)]
         calls = [counted(each) for each in counting]
     finally:
@@ -119,16 +129,19 @@ def measured(args, load, clients):
     if not requests:
         sys.exit(f"{load} of {clients} clients: no request was answered")
     rows = collections.defaultdict(collections.Counter)
+    leads = [[figures["leads"] for _, figures in moment] for moment in (before, after)]
+    if leads[0] != leads[1] or sum(leads[0]) != 1:
+        sys.exit(f"{load} of {clients} clients: leadership changed while this was measured")
     for (then, _), (now, end), system in zip(before, after, calls):
         role = "leader" if end["leads"] else "followers"
         for kind in now:
             row = rows[role, kind]
             for figure in ("cpu_us", "waits", "displaced"):
                 row[figure] += (now[kind][figure] - then[kind][figure]) / requests
-            # `perf` counted for half a second longer.
-            row["calls"] += system[kind] * (args.seconds - 0.5) / args.seconds / requests
+            # `perf` counted a little longer.
+            row["calls"] += system[kind] * taken / args.seconds / requests if system else math.nan
     total = lambda figure: sum(now[figure] - then[figure] for (_, then), (_, now) in zip(before, after)) / requests
-    about = {"rate": requests / (args.seconds - 0.5), "sent": total("sent"), "fsyncs": total("fsyncs")}
+    about = {"rate": requests / taken, "sent": total("sent"), "fsyncs": total("fsyncs")}
     return about, rows
 
 

@@ -36,6 +36,9 @@ TICK = os.sysconf("SC_CLK_TCK")
 class Cluster:
     """The members of one cluster on loopback."""
 
+    # How long members may take to start, and one to end.
+    patience_s, end_patience_s = 60, 30
+
     def __init__(self, name, path, port, members, flags):
         self.name, self.dir = name, tempfile.mkdtemp(prefix="cluster-side-by-side-")
         self.processes = []
@@ -58,7 +61,7 @@ class Cluster:
                  "--initial-cluster", initial, "--initial-cluster-token", "side-by-side",
                  "--initial-cluster-state", "new", "--quota-backend-bytes", str(8 << 30), "--log-level", "error", *flags],
                 stdout=log, stderr=log))
-        deadline = time.monotonic() + 60
+        deadline = time.monotonic() + self.patience_s
         for endpoint, process in zip(self.endpoints, self.processes):
             while not healthy(endpoint):
                 if time.monotonic() > deadline or process.poll() is not None:
@@ -73,9 +76,9 @@ class Cluster:
             process.send_signal(signal.SIGTERM)
         for process in self.processes:
             try:
-                process.wait(timeout=30)
+                process.wait(timeout=self.end_patience_s)
             except subprocess.TimeoutExpired:
-                sys.exit(f"{self.name}: a member did not end within 30 s of SIGTERM")
+                sys.exit(f"{self.name}: a member did not end within {self.end_patience_s} s of SIGTERM")
         self.end()
 
     def clean(self):

@@ -56,6 +56,12 @@ class Counted(Server):
         return dumped(self.process, self.dir)
 
 
+class SlowCluster(Cluster):
+    """One whose members valgrind makes slow."""
+
+    patience_s, end_patience_s = 300, 300
+
+
 class CountedCluster:
     """Three members under callgrind. Requests go to the leader, which stays the same: valgrind makes members slow, so elections need
     long silence."""
@@ -68,16 +74,27 @@ class CountedCluster:
             words = [*CALLGRIND, f"--callgrind-out-file={self.dir}/counts-%p", os.path.abspath(path)]
             file.write(f'#!/bin/sh\nexec {shlex.join(words)} "$@"\n')
         os.chmod(program, 0o755)
-        self.cluster = Cluster("counted", program, port, 3, ["--heartbeat-interval=1000", "--election-timeout=10000"])
-        leader = next(endpoint for endpoint in self.cluster.endpoints if metrics(endpoint)["leads"])
-        self.port = int(leader.rsplit(":", 1)[1])
+        self.cluster = SlowCluster("counted", program, port, 3, ["--heartbeat-interval=1000", "--election-timeout=10000"])
+        self.leader = self.leading()
+        self.port = int(self.leader.rsplit(":", 1)[1])
+
+    def leading(self):
+        leaders = [endpoint for endpoint in self.cluster.endpoints if metrics(endpoint)["leads"]]
+        if len(leaders) != 1:
+            sys.exit(f"{len(leaders)} members lead")
+        return leaders[0]
 
     def zero(self):
+        self.answered = metrics(self.leader)["requests"]
         for process in self.cluster.processes:
             control("--zero", process, self.dir)
 
     def counts(self):
-        return "".join(dumped(process, self.dir) for process in self.cluster.processes)
+        found = "".join(dumped(process, self.dir) for process in self.cluster.processes)
+        answered = metrics(self.leader)["requests"] - self.answered
+        if self.leading() != self.leader or answered != COUNTED:
+            sys.exit(f"another member leads, or {answered:.0f} requests succeeded at the leader, not {COUNTED}")
+        return found
 
     def stop(self):
         self.cluster.stop()

@@ -3,7 +3,7 @@
 
     interop/large_deletion.py --benchmark PATH --etcdctl PATH --server NAME=PATH [--server ...] [--keys 1000000]
 
-Fills a server with keys, then deletes them all at once while others read one key, renew leases and put, each at a fixed
+`benchmark` has to be of etcd 3.7, whose renewals can have a rate. Fills a server with keys, then deletes them all at once while others read one key, renew leases and put, each at a fixed
 rate. Prints how long the deletion took and the slowest of each, in milliseconds. A put has to wait for the deletion, in
 any server that applies entries one by one; the others need not.
 """
@@ -11,6 +11,7 @@ any server that applies entries one by one; the others need not.
 import argparse
 import re
 import subprocess
+import sys
 import time
 
 import page
@@ -42,7 +43,7 @@ def main():
                 f"--key-space-size={args.keys}"]
         subprocess.run([*bench, *fill], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
         loads = {load: subprocess.Popen([*bench, "--conns=1", "--clients=20", *words, "--rate=100", "--total=3000"],
-                                        stdout=subprocess.PIPE, stderr=subprocess.DEVNULL, text=True)
+                                        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
                  for load, words in LOADS.items()}
         time.sleep(3)
         began = time.monotonic()
@@ -51,15 +52,17 @@ def main():
         took = time.monotonic() - began
         slowest = []
         for load in loads.values():
-            found = re.search(r"Slowest:\s+(\S+) secs", load.communicate()[0])
-            slowest.append(f"{float(found.group(1)) * 1e3:.1f}" if found else "-")
+            out, _ = load.communicate()
+            found = re.search(r"Slowest:\s+(\S+) secs", out)
+            if load.returncode or not found:
+                sys.exit(f"{name}: a load failed:\n{out[-1000:]}")
+            slowest.append(f"{float(found.group(1)) * 1e3:.1f}")
         deleted = done.stdout.split()[0] if done.stdout.split() else "?"
         lines.append([f"{name} ({deleted} keys)", f"{took:.2f}", *slowest])
         server.stop()
         server.clean()
-    build = next(commit for _, path in servers if (commit := page.commit(path)))
     head = ["server", "deletion s", *(f"{load}: slowest ms" for load in LOADS)]
-    page.write_table(args.page, "large_deletion", page.dated(1, build), page.markdown(head, lines))
+    page.write_table(args.page, "large_deletion", page.dated(1, page.measured_commit(servers)), page.markdown(head, lines))
 
 
 if __name__ == "__main__":

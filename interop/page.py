@@ -17,6 +17,14 @@ def commit(path):
     return re.search(r"Git SHA: (\w+)", out).group(1)[:8] if "Mainstay Version" in out else None
 
 
+def measured_commit(servers):
+    """The commit of the Mainstay among these pairs of a name and a path; fails if there is not exactly one."""
+    commits = {found for _, path in servers if (found := commit(path))}
+    if len(commits) != 1:
+        raise SystemExit(f"of Mainstay there have to be measurements of one build, not {len(commits)}")
+    return commits.pop()
+
+
 def dated(runs, build, date=None):
     """The line above a table."""
     return f"{date or datetime.date.today()}, {build}; " + (f"medians of {runs} runs." if runs > 1 else "one run.")

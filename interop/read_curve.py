@@ -104,7 +104,7 @@ def main():
     lines = [[writes, name, f"{row['writes']:.0f}", f"{row['reads']:.0f}", f"{row['reads'] / rows[points[0]]['reads']:.2f}",
               f"{row['p99']:.1f}", f"{row['cpu_us']:.1f}"]
              for writes in points for name, rows in table.items() for row in [rows[writes]]]
-    page.write_table(args.page, f"read_curve: {args.members}", page.dated(args.runs, page.commit(args.mainstay)), page.markdown(head, lines))
+    page.write_table(args.page, f"read_curve: {args.members}", page.dated(args.runs, page.measured_commit(servers)), page.markdown(head, lines))
     if args.svg:
         with open(args.svg, "w") as file:
             file.write(drawn(table, points))

@@ -268,7 +268,7 @@ def main():
             for _ in range(args.runs):
                 inputs = (args, certificates, figures) if measure in (requests, handshakes) else (args, figures)
                 measure(*inputs)
-            heading = page.dated(args.runs, page.commit(args.bench))
+            heading = page.dated(args.runs, page.measured_commit(args.servers))
             page.write_table(args.page, f"security_cost: {wanted}", heading, figures.table(columns))
 
 

@@ -55,7 +55,7 @@ def growth_kb(server, put, seconds):
 def main():
     parser = arguments(__doc__)
     parser.add_argument("--page", help="write the table into this file, docs/benchmarks.md")
-    args, lines, build = parser.parse_args(), [], None
+    args, lines = parser.parse_args(), []
     for server in filled(args, KEYS, VALUE_BYTES):
         put = [args.benchmark, f"--endpoints=127.0.0.1:{args.port}", "--conns=10", "--clients=200", "put",
                f"--val-size={VALUE_BYTES}", f"--key-space-size={KEYS}"]
@@ -65,9 +65,8 @@ def main():
         beside = growth_kb(server, put, SECONDS)
         held.close()
         lines.append([server.name, f"{alone / 1e3:.0f}", f"{beside / 1e3:.0f}", f"{(beside - alone) / (RATE * SECONDS):.2f}"])
-        build = build or page.commit(server.path)
     head = ["server", "growth MB, no snapshot", "growth MB, snapshot held", "KB per put"]
-    page.write_table(args.page, "slow_snapshot", page.dated(1, build), page.markdown(head, lines))
+    page.write_table(args.page, "slow_snapshot", page.dated(1, page.measured_commit([pair.split("=", 1) for pair in args.server])), page.markdown(head, lines))
 
 
 if __name__ == "__main__":

@@ -627,18 +627,18 @@ class Results:
                 file.write(json.dumps(row) + "\n")
 
     def of(self, name, tls):
-        """Figures of each run of a load, by server."""
+        """Figures of a load by server and run. A run is a call of this program and a number."""
         found = {}
         for row in self.rows:
             if row["load"] == name and row["tls"] == tls:
-                found.setdefault(row["server"], []).append(row["figures"])
+                found.setdefault(row["server"], {})[row["run"]] = row["figures"]
         return found
 
     def commit_and_date(self, names, tls):
         rows = [row for row in self.rows if row["load"] in names and row["tls"] == tls]
         commits = {row["commit"] for row in rows if row["commit"]}
-        if len(commits) != 1:
-            sys.exit(f"{', '.join(names)}: measured of {len(commits)} builds of Mainstay: {', '.join(sorted(commits))}")
+        if len(commits) != 1 or len({row["scale"] for row in rows}) != 1:
+            sys.exit(f"{', '.join(names)}: measured of {len(commits)} builds of Mainstay ({', '.join(sorted(commits))}), or at several scales")
         return commits.pop(), max(row["date"] for row in rows)
 
 
@@ -650,15 +650,20 @@ def table_lines(results, names, tls, servers, title_of):
     for name in names:
         runs, title = results.of(name, tls), title_of(name)
         goals = {figure: (kind, bound) for figure, kind, bound in LOADS[name][1]}
-        for figure in [each for each in FIGURES if each in runs[first][0]]:
+        for figure in [each for each in FIGURES if any(each in run for run in runs[first].values())]:
             # A load of reads writes nothing.
             if figure in ("bytes", "fsyncs") and "put" not in name:
                 continue
-            values = {server: [run[figure] for run in runs.get(server, []) if figure in run] for server in servers}
-            cells = [show(statistics.median(values[server])) if values[server] else "" for server in servers]
-            ratio = "" if figure in WITHOUT_RATIO else f"{statistics.median(one / other if other else 0 for one, other in zip(values[last], values[first])):.3f}"
+            of = {server: {run: row[figure] for run, row in runs.get(server, {}).items() if figure in row} for server in servers}
+            cells = [show(statistics.median(of[server].values())) if of[server] else "" for server in servers]
+            # Of the runs that both were in.
+            both = [run for run in of[first] if run in of[last] and of[first][run]]
+            values = {server: [of[server][run] for run in both] for server in (first, last)}
+            ratio = ""
+            if both and figure not in WITHOUT_RATIO:
+                ratio = f"{statistics.median(one / other for one, other in zip(values[last], values[first])):.3f}"
             goal = ""
-            if figure in goals:
+            if figure in goals and both:
                 kind, bound = goals[figure]
                 goal = f"{bound:.3g}: " + ("met" if is_met(kind, bound, values[last], values[first]) else "**missed**")
             yield [title, FIGURES[figure], *cells, ratio, goal]
@@ -726,6 +731,7 @@ def main():
     resource.setrlimit(resource.RLIMIT_NOFILE, (most, most))
     servers = [pair.split("=", 1) for pair in args.server]
     commits = {name: page.commit(path) for name, path in servers}
+    began, generator = f"{datetime.datetime.now():%F %T}", page.commit(args.mainstay)
     has_bare = lambda name: args.bare and name in BARE
     measured = Results(None)
     with tempfile.TemporaryDirectory(prefix="speed-targets-") as work:
@@ -737,8 +743,9 @@ def main():
                     figures = LOADS[name][0](load, server)
                     server.stop()
                     server.clean()
-                    row = {"date": str(datetime.date.today()), "load": name, "tls": args.tls, "server": server_name,
-                           "commit": commits.get(server_name), "figures": figures}
+                    row = {"date": str(datetime.date.today()), "run": f"{began}, {run + 1}", "load": name, "tls": args.tls,
+                           "server": server_name, "commit": commits.get(server_name), "generator": generator, "scale": args.scale,
+                           "figures": figures}
                     measured.add(row)
                     results.add(row)
                     words = " ".join(f"{figure} {value:.4g}" for figure, value in figures.items())

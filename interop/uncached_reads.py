@@ -16,6 +16,7 @@ import socket
 import stat
 import struct
 import subprocess
+import sys
 import tempfile
 import threading
 import time
@@ -161,7 +162,8 @@ def main():
     parser.add_argument("--port", type=int, default=24790)
     args = parser.parse_args()
     lines = []
-    for name, path in (pair.split("=", 1) for pair in args.server):
+    servers = [pair.split("=", 1) for pair in args.server]
+    for name, path in servers:
         group = Cgroup(f"uncached-reads-{os.getpid()}", args.memory << 20)
         with tempfile.TemporaryDirectory() as work:
             server = Server(name, group.wrapper(work, path), args.port)
@@ -182,13 +184,13 @@ def main():
             reader.ends = True
             reader.join()
             if reader.failed:
-                print(f"{name}: the reader failed: {reader.failed}")
+                sys.exit(f"{name}: the reader failed: {reader.failed}")
             lines.append([name, alone, beside, f"{rate:.0f}"])
             server.stop()
             server.clean()
         group.remove()
     head = ["server", "alone: p50 / p99 / p99.9 / max ms", "beside the reader: p50 / p99 / p99.9 / max ms", "reader MB/s"]
-    page.write_table(args.page, "uncached_reads", page.dated(1, page.commit(args.bench)), page.markdown(head, lines))
+    page.write_table(args.page, "uncached_reads", page.dated(1, page.measured_commit(servers)), page.markdown(head, lines))
 
 
 if __name__ == "__main__":

@@ -235,7 +235,7 @@ pub struct Connection {
     /// Initial receive window of new streams, in bytes.
     pub(crate) receive_initial: u32,
     /// True until the peer has acknowledged this end's settings. The peer may take any time for it, as at
-    /// etcd: until then it uses the default window, and all limits hold without the acknowledgement.
+    /// etcd: until then each stream has at least the default window, and all other limits hold.
     pub(crate) awaits_settings_ack: bool,
     /// True once the peer has sent GOAWAY: it accepts no further streams.
     pub(crate) peer_is_leaving: bool,

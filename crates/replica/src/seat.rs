@@ -296,15 +296,21 @@ mod tests {
         let owner = std::thread::spawn(move || {
             waiting.receive_here();
             let mut owner = owned.sit_down(work);
-            // Only a wake-up ends this sleep.
-            while owner.sleep(&waiting, Duration::from_secs(3600), 1).is_none() {}
+            // Only a wake-up ends this sleep. If the owner is awake when an item arrives, it drops the item,
+            // and the borrower sends another one.
+            while owner.sleep(&waiting, Duration::from_secs(3600), 1).is_none() {
+                owner.take(&waiting);
+                owner.place().items.clear();
+            }
         });
         let borrowed = Arc::clone(&seat);
         let borrower = std::thread::spawn(move || {
-            while !borrowed.is_lent_to(Borrower::PeerThread) || !inbox.put_all(&mut vec![()], true) {
+            loop {
+                if borrowed.is_lent_to(Borrower::PeerThread) && inbox.put_all(&mut vec![()], true) {
+                    borrowed.work_here(&inbox, || false);
+                }
                 std::thread::yield_now();
             }
-            while !borrowed.work_here(&inbox, || false) {}
         });
         assert!(borrower.join().is_err() && owner.join().is_err());
         assert_eq!(Arc::strong_count(&exists), 1, "the seat still holds the work");

@@ -474,7 +474,7 @@ impl RotatedFiles {
         file.set_len(0)?;
         // Only the files up to the first free name move. So a rotation that is tried again after it failed
         // halfway does not move the others once more, which would delete the oldest at each attempt.
-        let free = (1..self.files_max - 1).find(|number| !self.older(*number).exists());
+        let free = (1..self.files_max - 1).find(|number| !is_there(&self.older(*number)));
         for number in (1..free.unwrap_or(self.files_max - 1)).rev() {
             rename_if_there(&self.older(number), &self.older(number + 1))?;
         }
@@ -497,6 +497,11 @@ impl RotatedFiles {
         }
         Ok(())
     }
+}
+
+/// Returns true if a file or a link has this name, or that is not certain.
+fn is_there(path: &Path) -> bool {
+    !fs::symlink_metadata(path).is_err_and(|error| error.kind() == io::ErrorKind::NotFound)
 }
 
 fn rename_if_there(from: &Path, to: &Path) -> io::Result<()> {

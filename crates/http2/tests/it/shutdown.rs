@@ -1,4 +1,4 @@
-//! Ends of connections: GOAWAY, pings, and unacknowledged settings.
+//! Ends of connections: GOAWAY and pings.
 
 use http2::{OpenError, Options, Reason, Role, SendError};
 

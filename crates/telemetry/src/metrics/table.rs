@@ -149,7 +149,7 @@ group! {
     DiskMetrics {
         wal_fsync_duration: Distribution = "etcd_disk_wal_fsync_duration_seconds" exp(0.001, 2.0, 14), "Time to sync the log.";
         shared_sync_duration: Distribution = "mainstay_log_shared_sync_duration_seconds" exp(0.001, 2.0, 14), "Time of those syncs of the log that several entries shared.";
-        sync_entries: Distribution = "mainstay_log_sync_entries" exp(1.0, 2.0, 13), "Entries that share a sync of the log.";
+        sync_entries: Distribution = "mainstay_log_sync_entries" exp(1.0, 2.0, 13), "Entries that share a sync of the log; 0 for syncs of a term, a vote or values that were moved.";
         wal_write_duration: Distribution = "etcd_disk_wal_write_duration_seconds" exp(0.001, 2.0, 14), "Duration of writes to the log.";
         wal_write_bytes: Gauge = "etcd_disk_wal_write_bytes_total", "Bytes written to the log.";
         backend_commit_duration: Histogram = "etcd_disk_backend_commit_duration_seconds" exp(0.001, 2.0, 14), "Time to sync one portion of a checkpoint. No request waits for it, because this server has no backend to commit to.";

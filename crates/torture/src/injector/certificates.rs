@@ -36,9 +36,7 @@ enum Sides {
     /// `client.*` of all members.
     Clients,
     /// `peer.*` of all members except `but`.
-    Peers {
-        but: usize,
-    },
+    Peers { but: usize },
 }
 
 impl Injector<'_> {
