@@ -14,7 +14,7 @@ pub enum Error {
     /// A put of `watch-latency` failed. It has its own variant, because etcd's tool prints its own message
     /// for it.
     LatencyPut(crate::loadgen::Error),
-    /// The server canceled a watch, with this reason.
+    /// The server cancelled a watch, with this reason.
     WatchCanceled(String),
     /// The server ended a watch stream.
     WatchEnded(Status),

@@ -111,10 +111,10 @@ pub enum Request {
     Campaign,
 }
 
-/// An event that the code which drives the node reports to it.
+/// An event reported to the node by the code that drives it.
 ///
-/// The node trusts these reports: an event that contradicts the state of the node shows a bug. Input of
-/// clients and peers, which is not trusted, is a [`Request`] instead.
+/// The node trusts these reports: an event that contradicts the state of the node means that there is a bug.
+/// Input of clients and peers, which is not trusted, is a [`Request`] instead.
 #[derive(Debug)]
 pub enum Event {
     /// One tick has passed.

@@ -15,7 +15,8 @@ pub(crate) struct Terms {
 }
 
 impl Terms {
-    /// Builds the runs from the restored ones, up to and including `last`.
+    /// Restores the terms up to and including `last`. `runs` contains the first entry of each run of equal
+    /// terms; runs that begin after `last` are ignored.
     ///
     /// # Errors
     ///

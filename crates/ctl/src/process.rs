@@ -25,7 +25,7 @@ impl EchoOff {
         };
         if let Some(mut quiet) = before {
             quiet.c_lflag &= !libc::ECHO;
-            // SAFETY: `quiet` is initialised, and outlives the call, which only reads it.
+            // SAFETY: `quiet` is initialized, and outlives the call, which only reads it.
             unsafe { libc::tcsetattr(libc::STDIN_FILENO, libc::TCSANOW, &quiet) };
         }
         EchoOff { before }
@@ -41,7 +41,7 @@ impl Default for EchoOff {
 impl Drop for EchoOff {
     fn drop(&mut self) {
         if let Some(before) = &self.before {
-            // SAFETY: `before` is initialised, and outlives the call, which only reads it.
+            // SAFETY: `before` is initialized, and outlives the call, which only reads it.
             unsafe { libc::tcsetattr(libc::STDIN_FILENO, libc::TCSANOW, before) };
         }
     }
@@ -61,13 +61,13 @@ impl Interruption {
         Interruption(
             ONLY.get_or_init(|| {
                 let set = ending();
-                // SAFETY: the set is initialised; the old mask is not requested.
+                // SAFETY: the set is initialized; the old mask is not requested.
                 let outcome = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut()) };
                 assert_eq!(outcome, 0, "SIG_BLOCK and the set are valid");
                 let (sender, receiver) = watch::channel(false);
                 std::thread::spawn(move || {
                     let mut signal = 0;
-                    // SAFETY: the set is initialised, and `signal` outlives the call.
+                    // SAFETY: the set is initialized, and `signal` outlives the call.
                     while unsafe { libc::sigwait(&set, &mut signal) } == 0 {
                         if sender.send(true).is_err() {
                             return;
@@ -113,7 +113,7 @@ fn is_ignored(signal: libc::c_int) -> bool {
 }
 
 fn ending() -> libc::sigset_t {
-    // SAFETY: sigset_t is plain data, which sigemptyset initialises; the signal numbers are valid.
+    // SAFETY: sigset_t is plain data, which sigemptyset initializes; the signal numbers are valid.
     unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&mut set);

@@ -331,7 +331,7 @@ impl File for RealFile {
             let offset = libc::off_t::try_from(at).map_err(|_| {
                 io::Error::new(io::ErrorKind::InvalidInput, "offset beyond the file system's")
             })?;
-            // SAFETY: `IoSlice` has the layout of `iovec`. `first` points to `count` initialised values, in
+            // SAFETY: `IoSlice` has the layout of `iovec`. `first` points to `count` initialized values, in
             // `pieces` or in `part`, which refer to memory that is borrowed for the whole call; the
             // descriptor is open as long as `self` is.
             let written =

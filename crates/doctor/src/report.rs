@@ -111,7 +111,8 @@ impl Report {
         out
     }
 
-    /// Formats the findings, and the list of facts that could not be examined, as text for people.
+    /// Formats the report without the list of members as text for people: the summary, the findings, and what
+    /// could not be read or was not checked.
     pub(crate) fn body(&self) -> String {
         let mut out = String::new();
         let put = |out: &mut String, text: &str| {

@@ -278,7 +278,7 @@ impl Connection {
     }
 
     /// Becomes ready when the connection may have a turn: when the turnstile and the queue for long turns,
-    /// which favour other connections, admit it.
+    /// which favor other connections, admit it.
     fn poll_leave(&mut self, cx: &mut Context<'_>) -> Poll<()> {
         let around = self.around.clone();
         if around.may_wait.get() && !around.shard.closing.get() {

@@ -93,7 +93,7 @@ pub trait Service: 'static {
     /// between two error messages for an unknown path.
     fn has_service(&self, name: &str) -> bool;
 
-    /// Returns true if unary calls of a method may be delayed a little in favour of other calls. A connection
+    /// Returns true if unary calls of a method may be delayed a little in favor of other calls. A connection
     /// whose open calls are all such calls is throttled while other calls arrive.
     fn may_wait(&self, _method: u16) -> bool {
         false

@@ -20,7 +20,7 @@ const GROUPS_MAX: usize = 32;
 /// Maximum number of watches that one lookup of a key is allowed to find.
 const FOUND_MAX: usize = 4096;
 /// Time budget of one step down the index: several times the duration of a step in a build without
-/// optimisations.
+/// optimizations.
 const STEP: Duration = Duration::from_nanos(1500);
 const CONSTANT: Duration = Duration::from_millis(60);
 
@@ -41,7 +41,7 @@ fn range(shape: u8, n: usize, salt: u8) -> (Bytes, Bytes) {
         // Each range is inside the previous one (5), or contains it (6).
         5 => (key(n as u64), key(2 * middle - n as u64)),
         6 => (key(middle - n as u64), key(middle + n as u64 + 1)),
-        // Disjoint neighbours.
+        // Disjoint neighbors.
         7 => (key(2 * n as u64), key(2 * n as u64 + 1)),
         // Many different starts and few ends (8), or few starts and many different ends (9).
         8 => (key(scattered(n) % middle), key(middle + (n as u64 % 3))),

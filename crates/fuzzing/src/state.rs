@@ -36,8 +36,8 @@ fn leases(machine: &Machine) -> BTreeMap<LeaseId, Lease> {
     machine.leases.iter().map(|(id, lease)| (id, lease.clone())).collect()
 }
 
-/// Asserts that two state machines are equal except for the locations of their values. Before that, both
-/// remove all compacted data, since one may have removed more than the other.
+/// Asserts that two state machines are equal except for the locations of their values. First removes all
+/// compacted data from both, since one may have removed more than the other.
 pub fn assert_same(ours: &mut Machine, theirs: &mut Machine) {
     while !ours.compact_step(1000) {}
     while !theirs.compact_step(1000) {}

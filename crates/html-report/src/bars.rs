@@ -24,7 +24,7 @@ pub struct Bar {
     pub name: String,
     /// Remark about the item; may be empty.
     pub mark: String,
-    /// Meaning of the bar, which determines its colour.
+    /// Meaning of the bar, which determines its color.
     pub fill: Fill,
     /// Length of the bar as a fraction of the full width. A bar longer than 1 is cut off, with a visible
     /// mark.
@@ -35,12 +35,12 @@ pub struct Bar {
     pub beside: String,
 }
 
-/// Meaning of a bar, which determines its colour.
+/// Meaning of a bar, which determines its color.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fill {
-    /// An item. Contains the number of its colour, which the item's lines in charts have too.
+    /// An item. Contains the number of its color, which the item's lines in charts have too.
     Colour(usize),
-    /// A limit rather than an item; the bar is grey.
+    /// A limit rather than an item; the bar is gray.
     Limit,
 }
 

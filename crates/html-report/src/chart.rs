@@ -5,7 +5,7 @@ use std::fmt::Write as _;
 
 use crate::text::{escape, with_unit};
 
-/// Number of different colours and dash patterns for lines. If a chart has more lines, they repeat. The
+/// Number of different colors and dash patterns for lines. If a chart has more lines, they repeat. The
 /// number must be equal to `LINES_MAX` in plot.mjs.
 pub(crate) const COLOURS: usize = 8;
 /// Text of a cell for which there is no value.
@@ -47,7 +47,7 @@ pub struct Lines {
 pub struct Line {
     /// Name of the line, for the legend and the table.
     pub name: String,
-    /// Number of the line's colour, as in `Fill::Colour`.
+    /// Number of the line's color, as in `Fill::Colour`.
     pub colour: usize,
     /// A value for each position on the x axis; `None` for a position without a value.
     pub values: Vec<Option<f64>>,
@@ -99,7 +99,7 @@ pub struct Span {
     pub to: f64,
     /// Additional text about the span; may be empty.
     pub detail: String,
-    /// Meaning of the span, which determines its colour.
+    /// Meaning of the span, which determines its color.
     pub tone: Tone,
     /// Other lanes in which the outline of the span is drawn, such as those of the members that a fault
     /// affects. These names must not contain spaces.
@@ -108,7 +108,7 @@ pub struct Span {
     pub shades: bool,
 }
 
-/// Meaning of a span, which determines its colour.
+/// Meaning of a span, which determines its color.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Tone {
     /// A fault that was injected.
@@ -155,7 +155,7 @@ impl Axis {
         match self {
             Axis::Seconds => format!("{place}\u{a0}s"),
             Axis::Percent => {
-                // Use enough digits to distinguish the position from its neighbours, for example 99.9 from
+                // Use enough digits to distinguish the position from its neighbors, for example 99.9 from
                 // 99.99.
                 let nines = -(1.0 - place / 100.0).max(1e-9).log10();
                 let digits = nines.max(0.0).floor() as usize + if place.fract() == 0.0 { 0 } else { 1 };

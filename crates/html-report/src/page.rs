@@ -24,7 +24,7 @@ pub struct Page {
     has_charts: bool,
 }
 
-/// Severity of a finding, which determines its colour and its word.
+/// Severity of a finding, which determines its color and its word.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Level {
     /// No problem.
@@ -72,7 +72,7 @@ impl Page {
         self.element("p", text);
     }
 
-    /// Adds a paragraph in a muted colour.
+    /// Adds a paragraph in a muted color.
     pub fn note(&mut self, text: &str) {
         let _ = writeln!(self.main, "<p class=\"note\">{}</p>", escape(text));
     }

@@ -31,8 +31,8 @@ const STARVED_WAIT: Duration = Duration::from_secs(1);
 /// closed. After that, the thread ends, and the remaining batches are not written.
 const CLOSING_WAITS_MAX: u32 = 10;
 
-/// The log, owned by the caller that appends. Dropping it ends the log's threads. Before that, the log's
-/// thread writes the queued batches, as far as there is space.
+/// The log, owned by the caller that appends. Dropping it ends the log's threads, after the log's thread has
+/// written the queued batches, as far as there is space.
 pub struct Log {
     shared: Arc<Shared>,
     queue: Arc<Queue>,

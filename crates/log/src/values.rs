@@ -266,7 +266,7 @@ const RUN_BYTES_MAX: u64 = 256 << 10;
 /// Maximum gap in bytes between two values of a run: reading such a gap is cheaper than a second read.
 const GAP_BYTES_MAX: u64 = 16 << 10;
 
-/// Sorts `wanted` by location, removes duplicates, and divides it into runs of neighbouring values, each of
+/// Sorts `wanted` by location, removes duplicates, and divides it into runs of neighboring values, each of
 /// which is best read with one read ([`Values::read_run`]). Returns the number of values of each run, in the
 /// order of `wanted`.
 pub fn runs(wanted: &mut Vec<Wanted>) -> Vec<usize> {

@@ -1,11 +1,12 @@
-//! Lets a long read see the state as of one moment, without holding a view during the whole read.
+//! Lets a long read see the state at one point in time, without holding a view during the whole read.
 //!
 //! While a view is held, every path of the index that later writes replace stays in memory: some kilobytes
 //! per put. So a long reader (a client that reads a snapshot or a large range chunk by chunk, a checkpoint, a
-//! hash) holds an [`AsOf`] instead: it reads slice by slice, each slice from the newest view, but always as
-//! of the same moment. In the meantime, the versions that exist at this moment must not be physically
-//! removed. The code that removes versions therefore knows every reader, through the [`Newest`] that the
-//! reader holds. That code may stop a reader that takes too long; the reader then fails with [`Overtaken`].
+//! hash) holds an [`AsOf`] instead: it reads slice by slice, each slice from the newest view, but always the
+//! state at the same point in time (a [`Moment`]). In the meantime, the versions that exist at this moment
+//! must not be physically removed. The code that removes versions therefore knows every reader, through the
+//! [`Newest`] that the reader holds. That code may stop a reader that takes too long; the reader then fails
+//! with [`Overtaken`].
 
 use std::sync::Arc;
 
@@ -47,7 +48,7 @@ impl Newest for Held {
     fn needs(&self, _moment: &Moment) {}
 }
 
-/// Handle for a long read of the state at one moment.
+/// Handle for a long read of the state at one point in time.
 #[derive(Clone)]
 pub struct AsOf {
     moment: Moment,

@@ -6,8 +6,8 @@
 //!
 //! * [`Machine`] applies entries, long ones in slices (`sliced.rs`); [`request`] decodes them.
 //! * [`check`] checks a request, and [`validate`] a membership change, before it is proposed.
-//! * [`range`] and [`txn`] evaluate reads. [`AsOf`] lets a long read see the state of one moment without
-//!   holding a view.
+//! * [`range`] and [`txn`] evaluate reads. [`AsOf`] lets a long read see the state at one point in time
+//!   without holding a view.
 //! * [`auth`] contains users, roles and permissions. [`key_value`] encodes keys and values.
 //! * [`image`] encodes the state for checkpoints, [`snapshot`] with its values for `Maintenance.Snapshot`,
 //!   [`transfer`] for another member.

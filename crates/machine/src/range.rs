@@ -245,7 +245,7 @@ impl Sortable for StoredKeyValue {
 
 /// Sorts items that are in key order. A target without an order sorts in ascending order. Items that compare
 /// equal stay in ascending key order, even if the order is descending. (etcd's sort is not stable, but for up
-/// to 12 keys it behaves in this way.)
+/// to 12 keys it gives this order.)
 ///
 /// # Errors
 ///

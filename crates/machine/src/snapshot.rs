@@ -66,7 +66,7 @@ impl SnapshotWriter {
     ///
     /// # Panics
     ///
-    /// Panics if the state is not of the same moment as the head.
+    /// Panics if the state and the head are not from the same point in time.
     pub fn new(state: impl Into<AsOf>, head: Head) -> SnapshotWriter {
         let state = state.into();
         assert_eq!(
@@ -97,7 +97,7 @@ impl SnapshotWriter {
     }
 
     /// Returns an upper bound of the number of bytes that are still to be returned. The result is exact once
-    /// the last block is encoded. Before that, it includes versions that compaction made unreadable and has
+    /// the last block is encoded. Until then, it includes versions that compaction made unreadable and has
     /// not removed yet, although they are not sent.
     pub fn remaining_bytes_max(&self) -> u64 {
         let ready = self.ready.len() as u64;

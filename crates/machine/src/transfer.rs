@@ -80,7 +80,8 @@ impl TransferWriter {
     ///
     /// # Panics
     ///
-    /// Panics if the state is not of the same moment as the head, or `from` is above its revision.
+    /// Panics if the state and the head are not from the same point in time, or if `from` is above the head's
+    /// revision.
     pub fn new(state: impl Into<AsOf>, head: Head, from: Revision) -> TransferWriter {
         let state = state.into();
         assert_eq!(

@@ -179,7 +179,8 @@ pub(crate) struct Path {
     pub nested: Vec<Path>,
 }
 
-/// Evaluates all comparisons of a transaction and of the nested transactions in the chosen branches.
+/// Chooses the branch of a transaction, and of each nested transaction in a chosen branch, by evaluating
+/// comparisons until one fails.
 pub(crate) fn choose(
     snapshot: &Snapshot<'_>,
     txn: &TxnRequest,

@@ -62,13 +62,13 @@ fn check(limit: Option<u64>, may_ignore_it: bool) -> Result<(), MemoryLockError>
 /// no limit.
 fn raised_limit() -> Option<u64> {
     let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };
-    // SAFETY: the limit is initialised, and valid for the call to write to.
+    // SAFETY: the limit is initialized, and valid for the call to write to.
     if unsafe { libc::getrlimit(libc::RLIMIT_MEMLOCK, &mut limit) } != 0 {
         return None;
     }
     limit.rlim_cur = limit.rlim_max;
-    // The result is ignored, because `mlockall` reports an error later if the soft limit is too low. SAFETY:
-    // the limit is initialised, and only read.
+    // The result is ignored, because `mlockall` reports an error later if the soft limit is too low.
+    // SAFETY: the limit is initialized, and only read.
     unsafe { libc::setrlimit(libc::RLIMIT_MEMLOCK, &limit) };
     Some(limit.rlim_max).filter(|max| *max != libc::RLIM_INFINITY)
 }

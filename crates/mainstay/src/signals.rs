@@ -10,7 +10,7 @@ use telemetry::logging::{Level, Logger};
 const TAKEN: [libc::c_int; 4] = [libc::SIGINT, libc::SIGTERM, libc::SIGUSR1, libc::SIGUSR2];
 
 fn taken() -> libc::sigset_t {
-    // SAFETY: sigset_t is plain data, which sigemptyset initialises; the signal numbers are valid.
+    // SAFETY: sigset_t is plain data, which sigemptyset initializes; the signal numbers are valid.
     unsafe {
         let mut set: libc::sigset_t = std::mem::zeroed();
         libc::sigemptyset(&mut set);
@@ -25,7 +25,7 @@ fn taken() -> libc::sigset_t {
 /// them.
 pub fn block() {
     let set = taken();
-    // SAFETY: the set is initialised; the old mask is not requested.
+    // SAFETY: the set is initialized; the old mask is not requested.
     let outcome = unsafe { libc::pthread_sigmask(libc::SIG_BLOCK, &set, std::ptr::null_mut()) };
     assert_eq!(outcome, 0, "SIG_BLOCK and the set are valid");
 }
@@ -38,7 +38,7 @@ pub fn wait(patience: Duration, logger: &Logger) -> Option<i32> {
         tv_sec: libc::time_t::try_from(patience.as_secs()).unwrap_or(libc::time_t::MAX),
         tv_nsec: libc::c_long::from(patience.subsec_nanos() as i32),
     };
-    // SAFETY: set and timeout are initialised; no details of the signal are requested.
+    // SAFETY: set and timeout are initialized; no details of the signal are requested.
     let signal = unsafe { libc::sigtimedwait(&set, std::ptr::null_mut(), &timeout) };
     match signal {
         libc::SIGUSR1 => {

@@ -554,7 +554,7 @@ impl<K: Order> Inner<K> {
         before
     }
 
-    /// Redistributes the children of two neighbours. `other`, the left node, gets the first `keep` of all
+    /// Redistributes the children of two neighbors. `other`, the left node, gets the first `keep` of all
     /// children, and `self` gets the rest. `joint` is the old separator between the two nodes; the new
     /// separator is returned.
     pub(crate) fn even_out(

@@ -325,8 +325,8 @@ unsafe fn split_inner<K: Order>(parent: *mut Inner<K>, at: usize, fences: Fences
     }
 }
 
-/// Makes space in the full leaf `at` of `parent` by moving entries to its emptier neighbour, if that
-/// neighbour has enough space. Returns the position of the left leaf of the pair, or `None` if the leaf has
+/// Makes space in the full leaf `at` of `parent` by moving entries to its emptier neighbor, if that
+/// neighbor has enough space. Returns the position of the left leaf of the pair, or `None` if the leaf has
 /// to be split. Without this step, leaves would be only two thirds full after insertions in random order;
 /// with it they are four fifths full. They are also fuller after insertions that ascend at many positions of
 /// the tree.
@@ -340,7 +340,7 @@ unsafe fn spill<K: Order>(
     fences: Fences<'_, K>,
     epochs: &mut Epochs,
 ) -> Option<usize> {
-    // SAFETY: promised by the caller; a neighbour is made writable and stored before it is changed.
+    // SAFETY: promised by the caller; a neighbor is made writable and stored before it is changed.
     unsafe {
         let len = |at: usize| usize::from((*(*parent).children[at]).len);
         let lefts = [at.checked_sub(1), (at + 1 < (*parent).len()).then_some(at)];
@@ -445,12 +445,12 @@ unsafe fn split_leaf<K: Order>(
     }
 }
 
-/// Merges the underfull child of `step` with a neighbour, or moves entries between them.
+/// Merges the underfull child of `step` with a neighbor, or moves entries between them.
 ///
 /// # Safety
 /// The step's node and child are writable nodes of the writer's tree, and the node has at least two children.
 unsafe fn rebalance<K: Order>(step: Step<'_, K>, epochs: &mut Epochs) {
-    // SAFETY: promised by the caller. Both neighbours are made writable and stored in the parent before they
+    // SAFETY: promised by the caller. Both neighbors are made writable and stored in the parent before they
     // are changed, and they are two different nodes.
     unsafe {
         let parent = &mut *step.node;

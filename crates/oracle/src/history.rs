@@ -341,7 +341,7 @@ pub enum WatchAnswer {
 pub enum End {
     /// The stream broke, or the client closed it; more events may have been in flight.
     Broken,
-    /// The server canceled the watch, as the last response says.
+    /// The server cancelled the watch, as the last response says.
     Canceled,
     /// The watch stayed open until the end of the run, and the client waited for all events. So the watch
     /// must have reported everything up to this revision.

@@ -116,7 +116,8 @@ pub enum Kind {
     WatchTwice,
     /// A watch reported events out of order.
     WatchOrder,
-    /// A watch reported an event that did not happen in this way, or that it should not report.
+    /// A watch reported an event that differs from the change in the store, an event without a change in the
+    /// store, or an event that it must not report (for example, of a key that it did not request).
     WatchWrong,
     /// A watch reported one revision in two responses.
     WatchSplit,
@@ -126,8 +127,8 @@ pub enum Kind {
     WatchStart,
     /// A progress notification came before the events that it covers.
     WatchProgress,
-    /// A watch was canceled because of a compaction although it needed no compacted revision, or with a wrong
-    /// compact revision.
+    /// A watch was cancelled because of a compaction although it needed no compacted revision, or with a
+    /// wrong compact revision.
     WatchCompacted,
     /// A read below the compact revision was answered.
     ReadCompacted,

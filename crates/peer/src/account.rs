@@ -51,8 +51,8 @@ impl Allowance {
     }
 }
 
-/// State of one peer that every thread may read: bytes and number of its queued messages, its activity, and
-/// its counters.
+/// State of one peer that several threads share: whether the peer is a member, is active and may be sent
+/// messages, its version, its counters, and the number and bytes of the messages that are queued for it.
 #[derive(Debug)]
 pub(crate) struct Account {
     pub(crate) id: u64,

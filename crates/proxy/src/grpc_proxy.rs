@@ -281,7 +281,7 @@ fn background(
 }
 
 /// Reads a key until a member answers, and records the revision of the response as the lowest one that reads
-/// of clients may return. As in etcd, the proxy serves no client before that.
+/// of clients may return. As in etcd, the proxy serves no client until then.
 fn wait_for_order(members: &impl Fn() -> Members, logger: &Logger) -> Result<(), StartError> {
     logger.info("waiting for linearized read from cluster to recover ordering", &[]);
     let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build().map_err(fault)?;

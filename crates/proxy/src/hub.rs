@@ -62,7 +62,7 @@ pub(crate) enum Command {
         /// for this.
         done: oneshot::Sender<()>,
     },
-    /// Cancel the watch with this id. The sender is dropped once the watch is canceled.
+    /// Cancel the watch with this id. The sender is dropped once the watch is cancelled.
     Cancel(StreamId, i64, oneshot::Sender<()>),
     /// The client of this stream accepts responses again.
     Drained(StreamId),

@@ -483,7 +483,7 @@ impl Leasing {
     }
 
     /// Waits for up to [`WAIT_MAX`] until each of these keys was deleted at `start_revision` or later. The
-    /// keys are in ascending order. Returns false if the time has passed or the watch has broken before that.
+    /// keys are in ascending order. Returns false if this time passes or the watch breaks first.
     async fn wait_for_deletion(
         &self,
         members: &Members,
@@ -502,7 +502,8 @@ impl Leasing {
     }
 
     /// Watches these keys until each of them was deleted at `start_revision` or later, then returns true. The
-    /// keys are in ascending order. Returns false if the watch breaks before that.
+    /// keys are in ascending order. Returns false if the watch breaks first, or if history that it needs was
+    /// compacted.
     async fn watch_deletion(
         &self,
         members: &Members,

@@ -742,7 +742,7 @@ impl Watches {
         }
     }
 
-    /// Returns true if a watcher still waits for a permission check. Returns false if it was canceled or its
+    /// Returns true if a watcher still waits for a permission check. Returns false if it was cancelled or its
     /// stream has ended since the check began.
     fn waits(&self, watcher: &Watcher) -> bool {
         let place = self.streams.get(&watcher.stream).and_then(|state| state.places.get(&watcher.id));
@@ -785,8 +785,8 @@ fn refusal(header: ResponseHeader, reason: &str, compact_revision: i64) -> Bytes
 #[derive(Default)]
 struct Bodies {
     /// Encoded responses. The index is a sum of flags: 1 if previous values are wanted, 2 if puts are left
-    /// out, 4 if deletions are left out. The outer value is `None` if the response has not been encoded in
-    /// this way yet, and the inner value is `None` if the filters leave no event.
+    /// out, 4 if deletions are left out. The outer value is `None` if the response has not been encoded with
+    /// these flags yet, and the inner value is `None` if the filters leave no event.
     made: [Option<Option<Bytes>>; 8],
 }
 

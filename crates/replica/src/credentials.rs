@@ -473,7 +473,7 @@ impl Credentials {
     }
 }
 
-/// The place of a call in the queue of jobs. Dropping it, when the call ends or is canceled, takes the call
+/// The place of a call in the queue of jobs. Dropping it, when the call ends or is cancelled, takes the call
 /// out of the queue.
 struct Place<'c> {
     credentials: &'c Credentials,

@@ -163,8 +163,8 @@ impl<T> Inbox<T> {
         !lock(&self.waiting).is_enough(wanted.max(1))
     }
 
-    /// Moves all waiting items into `into`, which must be empty. Before that, sleeps until `wanted` items or
-    /// an urgent item wait, but at most for `patience`.
+    /// Sleeps until `wanted` items or an urgent item wait, but at most for `patience`. Then moves all waiting
+    /// items into `into`, which must be empty.
     pub fn drain(&self, into: &mut Vec<T>, patience: Duration, wanted: usize) {
         self.sleep(patience, wanted, park_timeout);
         self.take(into);

@@ -2,11 +2,11 @@
 //! reader needs them.
 //!
 //! Large ranges and snapshots for clients, calls that wait for the disk, answers of writes, hashes,
-//! checkpoints and transfers to other members read the state of one moment slice by slice from the newest
-//! view ([`machine::AsOf`]). Each such reader is registered here while it exists, with the versions that it
-//! needs. Before the core physically removes versions, it checks here which ones are needed. A reader may
-//! delay the removal only for a limited time ([`Reader::patience`]). After that it is ended: its next slice
-//! fails.
+//! checkpoints and transfers to other members read the state at one point in time slice by slice from the
+//! newest view ([`machine::AsOf`]). Each such reader is registered here while it exists, with the versions
+//! that it needs. Before the core physically removes versions, it checks here which ones are needed. A reader
+//! may delay the removal only for a limited time ([`Reader::patience`]). After that it is ended: its next
+//! slice fails.
 //!
 //! A reader delays only the removal of versions that compactions have made unreadable since the reader began.
 //! It does not keep data in memory that is written while it runs.
@@ -246,9 +246,9 @@ impl Shared {
     }
 
     /// Returns a reader of the newest state, which any thread may read slice by slice, and the published
-    /// state of the same moment. Some questions, such as counts, are answered faster by the view in the
-    /// published state, because the reader would have to walk the index. The caller should drop the published
-    /// state soon, because its view keeps memory.
+    /// state that it reads. Some questions, such as counts, are answered faster by the view in the published
+    /// state, because the reader would have to walk the index. The caller should drop the published state
+    /// soon, because its view keeps memory.
     pub fn read_long(self: &Arc<Shared>, reader: Reader) -> (AsOf, Arc<Published>) {
         let (number, (state, moment)) = self.data.long_reads.begin_with(
             reader,

@@ -45,7 +45,7 @@ const PORTION_BYTES: usize = 1 << 20;
 /// Number of versions at which a batch is full, even if their values have fewer bytes.
 const PORTION_VERSIONS: usize = 16 << 10;
 
-/// A source of this member's state at one moment, which is sent to another member.
+/// A source of this member's state at one point in time, which is sent to another member.
 pub struct Source {
     to: MemberId,
     head: Option<Head>,

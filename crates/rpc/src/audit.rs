@@ -318,7 +318,7 @@ struct Line {
 impl Line {
     /// Returns true if the call is logged. Calls whose method only reads are left out, unless they were
     /// refused or reads are logged too. Transactions count as writes here; those that only read are
-    /// recognised later, from the request.
+    /// recognized later, from the request.
     fn is_wanted(&self) -> bool {
         self.reads || !is_read(self.rpc) || self.result.as_ref().is_err_and(is_refusal)
     }

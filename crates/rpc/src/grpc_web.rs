@@ -218,7 +218,7 @@ struct Pieces {
     left: usize,
     len: usize,
     writer: Writer,
-    /// Counters of the call; taken when the response is complete.
+    /// Counts the call and its result; `None` once the response is complete or has failed.
     counted: Option<Counted>,
     account: Rc<Account>,
     /// Reservation of memory for the bytes that the source holds and for the bytes returned last, which may

@@ -42,7 +42,7 @@ pub(crate) struct Running {
     pub(crate) late: Option<Sleep>,
     /// Result of the call, once it has ended.
     pub(crate) over: Option<Result<(), Status>>,
-    /// Counters of the call; taken when it ends.
+    /// Counts the call and its result; `None` once the call has ended.
     pub(crate) counted: Option<Counted>,
 }
 

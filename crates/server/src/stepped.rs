@@ -10,7 +10,7 @@
 //! No runtime is needed. If the code runs inside a tokio runtime, futures that are not tasks of the member
 //! share the cooperative budget of the current tokio task.
 //!
-//! The behaviour is a function of the calls, the clock readings, and the answers of the disk and the links.
+//! The behavior is a function of the calls, the clock readings, and the answers of the disk and the links.
 //! Metrics that measure real durations are the exception.
 
 use std::cell::RefCell;

@@ -149,7 +149,7 @@ impl World {
         }
     }
 
-    /// Records the end of the log that a process has just opened; the log is durable up to there.
+    /// Records the end of the log that a process has just opened. Everything before this end is durable.
     pub(crate) fn log_opened(&mut self, at: Host) {
         let place = &mut self.places[at];
         let end = place.process.as_ref().and_then(|process| process.stepped.log_end());

@@ -6,7 +6,7 @@
 //!   data directory.
 //! * [`checkpointer`] writes checkpoints and finds values that have to be moved out of old segments;
 //!   [`terms`] encodes the raft terms that are stored with a checkpoint.
-//! * [`values`] reads values that are in memory, large values in parts through [`buffers`], and neighbouring
+//! * [`values`] reads values that are in memory, large values in parts through [`buffers`], and neighboring
 //!   values with [`read_ahead`]; [`readers`] are threads that wait for the disk on behalf of threads that
 //!   must not wait, and [`block_on`] runs a future on a thread that may block. [`catch_up`] reads log entries
 //!   for followers that lag.

@@ -301,8 +301,8 @@ fn open_found(opening: &Opening<'_>, mut found: Found<'_>, lock: Lock) -> Result
     let Found { checkpoints, clean_shutdown, identity, beginning, mut log_dir, .. } = found;
     log_dir.settle()?;
     // For a new log, the shutdown record is written only after the first entries are durable (below). A crash
-    // before that may leave no segment of the log. The next start then creates the member once more, but only
-    // if no shutdown record says that a log existed.
+    // before they are durable may leave no segment of the log. The next start then creates the member once
+    // more, but only if no shutdown record says that a log existed.
     let lasting = beginning.is_none();
     if lasting {
         clean_shutdown.open(&identity, replayed.log.values().log_end())?;

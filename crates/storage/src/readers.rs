@@ -1,7 +1,7 @@
 //! Reads values from the disk, on dedicated threads, for threads that must not wait for it: shards and the
 //! core.
 //!
-//! A [`Reading`] fetches its values in portions of up to 1 MiB; neighbouring values are read together as a
+//! A [`Reading`] fetches its values in portions of up to 1 MiB; neighboring values are read together as a
 //! run. The threads serve the portions in rotation, one run at a time, so that a call that needs one value
 //! does not wait for hundreds of values of another call. While too many bytes are being read, new portions
 //! wait for admission in FIFO order. Memory for the bytes of portions is reserved in the clients' memory
@@ -58,7 +58,7 @@ fn place(segment: u32, offset: u32) -> u64 {
 /// ([`place_of`]).
 pub type ReadValue = (u64, Result<Bytes, ReadError>);
 
-/// Neighbouring values that are read with one read.
+/// Neighboring values that are read with one read.
 type Run = Vec<Wanted>;
 
 /// The reader threads of one member.

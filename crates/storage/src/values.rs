@@ -137,7 +137,7 @@ impl LogValues {
 
 /// Returns the slot of a location in a table of `slots` slots.
 fn slot_of(place: u64, slots: usize) -> usize {
-    // Fibonacci hashing: the highest bits of the product are the slot, which distributes neighbouring
+    // Fibonacci hashing: the highest bits of the product are the slot, which distributes neighboring
     // locations over the slots.
     (place.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - slots.trailing_zeros())) as usize
 }

@@ -82,7 +82,7 @@ pub fn block(headers: &[(&str, &str)]) -> Vec<u8> {
 }
 
 /// Encodes a header block whose fields the receiver adds to its dynamic table (RFC 7541, section 6.2.1).
-/// Clients encode a field in this way when they send it for the first time.
+/// Clients use this encoding when they send a field for the first time.
 pub fn indexed_block(headers: &[(&str, &str)]) -> Vec<u8> {
     literals(0x40, headers)
 }

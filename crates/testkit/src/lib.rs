@@ -43,5 +43,5 @@ pub use wait::wait_until;
 use std::time::Duration;
 
 /// Default time limit for waiting in tests. It is far longer than any test needs, even on a busy machine, so
-/// a wait that reaches the limit shows a bug.
+/// a wait that reaches the limit means that there is a bug.
 pub const TIMEOUT: Duration = Duration::from_secs(60);

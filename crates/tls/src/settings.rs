@@ -160,7 +160,8 @@ fn show(path: &Path) -> String {
     path.display().to_string()
 }
 
-/// Formats a list of strings like Go's `%q`.
+/// Formats a list of strings as Go's `%q` does for ordinary text. The escapes of some special characters, for
+/// example of most control characters, differ.
 pub(crate) fn quoted(texts: &[impl AsRef<str>]) -> String {
     let texts: Vec<String> = texts.iter().map(|text| format!("{:?}", text.as_ref())).collect();
     format!("[{}]", texts.join(" "))

@@ -132,7 +132,7 @@ impl Fault {
     /// [`Fault::ALL`].
     ///
     /// # Errors
-    /// Returns an error that names the unknown word, and lists the known ones.
+    /// Returns an error that names the unknown word, and lists all faults and groups.
     pub fn parse_list(list: &str) -> Result<Vec<Fault>, String> {
         let mut chosen = Vec::new();
         for (nth, word) in list.split(',').map(str::trim).filter(|word| !word.is_empty()).enumerate() {

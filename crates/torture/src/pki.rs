@@ -27,8 +27,8 @@ struct Inner {
     last_serial: u64,
     /// Serial numbers of the revoked certificates of clients, and of the revoked certificates of members.
     revoked: [Vec<u64>; 2],
-    /// Contents of each revocation list that was written, by the file's path: the PEM text of the authority
-    /// that has signed the list, and the revoked serial numbers.
+    /// What each revocation list was last written from, by path: the PEM certificate of its issuer and the
+    /// revoked serial numbers. An unchanged list is not written again.
     lists: BTreeMap<PathBuf, (String, Vec<u64>)>,
     /// For each member, the serial numbers of the certificates that it presents to the other members, or has
     /// presented, in the order in which they were issued. Revoked ones are removed.
@@ -339,8 +339,8 @@ impl Pki {
 }
 
 impl Inner {
-    /// Writes a revocation list that is signed by the issuing authority. Does nothing if the file already has
-    /// this content.
+    /// Writes a revocation list that is signed by the issuing authority. Does nothing if the list was last
+    /// written from the same certificate and serial numbers.
     fn write_list(
         &mut self,
         path: PathBuf,

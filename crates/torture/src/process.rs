@@ -145,7 +145,8 @@ impl Process {
     /// Waits until the process has ended, and returns its exit status.
     ///
     /// # Errors
-    /// Returns `TimedOut` if the process is still running after `patience`.
+    /// Returns `TimedOut` if the process is still running after `patience`, or the error of the operating
+    /// system.
     pub fn wait(&mut self, patience: Duration) -> io::Result<ExitStatus> {
         let deadline = Instant::now() + patience;
         loop {
@@ -162,10 +163,12 @@ impl Process {
         }
     }
 
-    /// Kills the process, and waits until it has ended. Before that, its files and ports may still be in use.
+    /// Kills the process and waits until it has ended, because its files and ports may be in use until then.
+    /// Returns its exit status.
     ///
     /// # Errors
-    /// Returns the error of the operating system.
+    /// Returns `TimedOut` if the process is still running after `patience`, or the error of the operating
+    /// system.
     pub fn kill(&mut self, patience: Duration) -> io::Result<ExitStatus> {
         self.signal(libc::SIGKILL)?;
         self.wait(patience)

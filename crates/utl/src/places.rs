@@ -36,11 +36,11 @@ pub fn refuse_other(data_dir: &Path) -> Result<(), Failure> {
     }
 }
 
-/// Returns an error if the path of a data directory is that of a file.
+/// Checks that `data_dir` is not a file.
 ///
 /// # Errors
 ///
-/// Returns an error if the path is a file.
+/// Returns an error if `data_dir` exists and is not a directory.
 pub fn refuse_file(data_dir: &Path) -> Result<(), Failure> {
     match fs::metadata(data_dir) {
         Ok(found) if !found.is_dir() => {

@@ -1,11 +1,11 @@
-//! Checks third-party dependencies: their licences and sources, and that no package is built in two versions.
+//! Checks third-party dependencies: their licenses and sources, and that no package is built in two versions.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::process::Command;
 
 use serde_json::Value;
 
-/// Licences that dependencies may have, by their SPDX names.
+/// Licenses that dependencies may have, by their SPDX names.
 const LICENCES: [&str; 8] =
     ["0BSD", "Apache-2.0", "BSD-2-Clause", "BSD-3-Clause", "ISC", "MIT", "Unicode-3.0", "Zlib"];
 
@@ -89,8 +89,8 @@ fn wrong(packages: &[&Value]) -> Vec<String> {
     wrong
 }
 
-/// Returns true if the allowed licences satisfy an SPDX expression. `/` is an older notation for `OR`.
-/// Exceptions are ignored, because they only add permissions to a licence.
+/// Returns true if the allowed licenses satisfy an SPDX expression. `/` is an older notation for `OR`.
+/// Exceptions are ignored, because they only add permissions to a license.
 fn is_allowed(expression: &str) -> bool {
     let flat = expression.replace(['(', ')'], " ").replace('/', " OR ");
     // Parentheses are ignored and `OR` binds stronger than `AND`. This is enough, because all expressions of

@@ -1,5 +1,5 @@
 //! `cargo xtask sbom`: writes a bill of materials for the binary in the format CycloneDX 1.5. It lists each
-//! crate with version, licence, digest, source and dependencies. The same source always gives the same bytes,
+//! crate with version, license, digest, source and dependencies. The same source always gives the same bytes,
 //! because the file contains no time and no random number.
 
 use std::collections::{BTreeMap, BTreeSet};

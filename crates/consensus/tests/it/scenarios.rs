@@ -1,4 +1,4 @@
-//! Required behaviour of a cluster, one aspect per test.
+//! Required behavior of a cluster, one aspect per test.
 
 use api::raftpb::MessageType;
 use consensus::{ConfChangeKind, Event, OtherPrograms, ProgressState, Refusal, Request, Role};

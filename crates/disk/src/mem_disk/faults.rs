@@ -120,7 +120,7 @@ impl MemDisk {
 
     /// Simulates that the process that uses the disk is killed while the machine keeps running. Written data
     /// can still be read, even if it was not synced. Open files and locks become invalid. Planned faults and
-    /// lies are canceled, because they were meant for the killed process. Every call fails until
+    /// lies are cancelled, because they were meant for the killed process. Every call fails until
     /// [`MemDisk::heal`], so that destructors of the killed process cannot change the disk.
     pub fn kill(&self) {
         let mut state = self.state();

@@ -18,7 +18,7 @@ const TIMES: &str = "etcd_server_range_duration_seconds";
 const RECENT_SECONDS: f64 = 600.0;
 /// Largest number of expensive ranges that are reported for each member.
 const TOLD_MAX: usize = 5;
-/// Minimum number of responses for a judgement. Fewer may be single unusual requests, such as a snapshot.
+/// Minimum number of responses for a judgment. Fewer may be single unusual requests, such as a snapshot.
 const ANSWERS_MIN: f64 = 5.0;
 
 fn judge(evidence: &Evidence, limits: &Limits) -> Option<Finding> {

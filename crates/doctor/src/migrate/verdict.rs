@@ -28,7 +28,7 @@ const SHARED_RULES: [&str; 8] = [
     "missing-compaction",
 ];
 
-/// The judgement of a survey: the findings, and the next step.
+/// The judgment of a survey: the findings, and the next step.
 #[derive(Clone, Debug)]
 pub struct Verdict {
     /// Product to which the cluster is to be migrated.

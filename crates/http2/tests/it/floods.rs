@@ -141,7 +141,7 @@ fn goaways_are_counted() {
     assert_eq!(result, (13, limited(Limit::GoAways)));
 }
 
-/// gRPC clients measure the network in this way during a large answer.
+/// gRPC clients send PINGs during a large answer to measure the network.
 #[test]
 fn pings_between_answers_are_not_counted() {
     let mut server = End::greeted(&Options::default());

@@ -220,7 +220,7 @@ impl Building {
 
 /// Sums up the machine's bytes in use and the live values of each segment during a restore. The counters of
 /// the current segment are stored separately and written to the map when the segment changes. This saves
-/// look-ups, because values of neighbouring keys are often in the same segment.
+/// look-ups, because values of neighboring keys are often in the same segment.
 #[derive(Default)]
 struct Accounting {
     usage: std::collections::BTreeMap<u32, SegmentUse>,

@@ -34,8 +34,8 @@ impl RunWriter {
     ///
     /// # Panics
     ///
-    /// Panics if the state is not of the same moment as the head. Also panics if `from` is neither 0 nor
-    /// between the head's `delta_from_min` and its revision, because such a run could not be restored.
+    /// Panics if the state and the head are not from the same point in time. Also panics if `from` is neither
+    /// 0 nor between the head's `delta_from_min` and its revision, because such a run could not be restored.
     pub fn new(state: impl Into<AsOf>, head: Head, from: Revision) -> RunWriter {
         let state = state.into();
         assert_eq!(

@@ -107,8 +107,8 @@ struct Pending {
 type Blocks = Box<dyn Iterator<Item = Result<Vec<u8>, Overtaken>>>;
 
 impl Assembly {
-    /// Creates an assembly whose base is the receiver's own state, with the head of the same moment. The base
-    /// is read only in [`Assembly::finish`]. Without a base only a full transfer is accepted.
+    /// Creates an assembly whose base is the receiver's own state, with the head at the same point in time.
+    /// The base is read only in [`Assembly::finish`]. Without a base only a full transfer is accepted.
     pub fn new(rules: Rules, base: Option<(AsOf, Head)>) -> Assembly {
         let nothing = Held {
             revision: Revision(0),
@@ -187,8 +187,10 @@ impl Assembly {
         }
         self.held.revision = self.held.revision.max(last - 1);
         self.held.compacted_max = stream.compact_revision;
-        // The sender's hash also covers the versions that the receiver already had, because a sender starts a
-        // partial transfer only after it has checked that both had the same state up to there.
+        // The old hash is replaced, not combined with that of the stream: the sender's hash also covers the
+        // versions that the receiver already had. A sender starts a partial transfer only after it has
+        // checked that both states are equal up to the revision after which the transfer begins (`from`), see
+        // [`Head::transfer_from`].
         self.held.hashed = stream.hashed;
         self.held
     }

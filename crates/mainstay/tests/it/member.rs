@@ -14,7 +14,7 @@ const PATIENCE: Duration = Duration::from_secs(60);
 pub const READY: &str = "ready to serve client requests";
 
 /// Returns the path of the binary under test: the binary built with the tests, or the one that
-/// `MAINSTAY_TEST_BINARY` names, for example an optimised build to be measured.
+/// `MAINSTAY_TEST_BINARY` names, for example an optimized build to be measured.
 pub fn binary() -> &'static Path {
     static NAMED: LazyLock<Option<PathBuf>> =
         LazyLock::new(|| std::env::var_os("MAINSTAY_TEST_BINARY").map(PathBuf::from));
@@ -139,7 +139,7 @@ impl Member {
     /// Starts the process of this command, with this soft limit on open files if there is one.
     pub fn launch(mut command: Command, open_files: Option<u64>) -> Member {
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::piped());
-        // SAFETY: only plain system calls, which are allowed between fork and exec; the limit is initialised.
+        // SAFETY: only plain system calls, which are allowed between fork and exec; the limit is initialized.
         unsafe {
             command.pre_exec(move || {
                 let mut limit = libc::rlimit { rlim_cur: 0, rlim_max: 0 };

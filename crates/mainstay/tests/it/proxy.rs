@@ -426,7 +426,7 @@ fn a_crowd_of_renewals_holds_up_no_other() {
         sender.send(renewal(lease)).await.unwrap();
         let answer = receiver.next().await.unwrap().expect("it is answered");
         assert_eq!(LeaseKeepAliveResponse::decode(answer).unwrap().ttl, 60);
-        // The remaining calls are answered, too; half of the streams close before that.
+        // Half of the crowd's streams end their requests; all their renewals are answered, too.
         for (mut sender, mut receiver) in crowd.drain(30..) {
             sender.finish();
             let mut answers = 0;

@@ -96,7 +96,7 @@ fn open_files_run_out_for_clients_only() {
     let dir = TempDir::in_memory("files");
     let setup = Setup::new(dir.path()).flag("--snapshot-count=10").flag("--log-level=debug");
     let mut command = setup.command();
-    // SAFETY: a plain system call, which is allowed between fork and exec; the limit is initialised.
+    // SAFETY: a plain system call, which is allowed between fork and exec; the limit is initialized.
     unsafe {
         command.pre_exec(|| {
             let limit = libc::rlimit { rlim_cur: FILES_MAX, rlim_max: FILES_MAX };

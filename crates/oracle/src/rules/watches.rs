@@ -10,7 +10,7 @@ use crate::{End, Event, History, KeyValue, Kind, Verdict, Violation, Watch, Watc
 /// Checks watches. A watch must report every change of its keys, from its start revision on, exactly once, in
 /// order of revisions, and with the correct previous value if that was requested. All events of a revision
 /// must be in one response, unless the client allowed splitting. A progress notification must come only after
-/// all events up to its revision. A watch may be canceled because of a compaction only if it needs compacted
+/// all events up to its revision. A watch may be cancelled because of a compaction only if it needs compacted
 /// revisions, and the response must then contain the compact revision. (etcd: "Watch API guarantees: Ordered,
 /// Unique, Reliable, Atomic, Resumable, Bookmarkable".)
 pub(crate) fn check(history: &History, store: &Store, compactions: &Compactions<'_>, verdict: &mut Verdict) {

@@ -9,7 +9,7 @@ use super::parked::OutOfService;
 /// The stage of service of this member. The core reports events to this type, and its other parts ask which
 /// actions are still allowed.
 pub(super) struct Lifecycle {
-    /// Channel that is signalled once, when this member may serve clients; `None` after that.
+    /// Channel that is signaled once, when this member may serve clients; `None` after that.
     ready: Option<SyncSender<()>>,
     /// The reason why this member is out of service, if it is.
     parked: Option<OutOfService>,
@@ -23,7 +23,7 @@ pub(super) struct Lifecycle {
 }
 
 impl Lifecycle {
-    /// Returns the value for a member that starts. `ready` is signalled once the member may serve clients.
+    /// Returns the value for a member that starts. `ready` is signaled once the member may serve clients.
     pub fn new(ready: SyncSender<()>) -> Lifecycle {
         Lifecycle { ready: Some(ready), parked: None, stopping: None, handed_over: false, resigned: false }
     }

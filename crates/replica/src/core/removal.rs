@@ -11,7 +11,7 @@ use super::Reply;
 /// Pause before a removal checks again if the readers that it waits for have ended.
 const READERS_PAUSE: Duration = Duration::from_millis(200);
 /// Maximum time that a removal waits for watches that lag behind. After it the removal begins, and watches
-/// that still need the removed versions are canceled as compacted. If a newer compaction replaces a waiting
+/// that still need the removed versions are cancelled as compacted. If a newer compaction replaces a waiting
 /// one, both wait until the time of the newer one has passed, so that a removal may begin up to twice this
 /// time after its compaction.
 const WATCHES_TIMEOUT: Duration = Duration::from_secs(10);
@@ -76,7 +76,7 @@ impl Pending {
 ///
 /// Worked example: compactions arrive every 4 s, and one watch reads nothing. At first the compactions of 0 s
 /// and 4 s are pending; then the compaction of 8 s replaces that of 4 s. At 10 s the removal of the
-/// compaction of 0 s begins, and the watch is canceled. At the next step all remaining watches have received
+/// compaction of 0 s begins, and the watch is cancelled. At the next step all remaining watches have received
 /// everything, and the removal of the compaction of 8 s begins.
 ///
 /// This type only decides what to remove and when; it removes nothing itself.
@@ -144,7 +144,8 @@ impl Removal {
 
     /// Records that another member's state, with this compact revision, has replaced the current state. The
     /// sender may have removed any version that its compaction made unreadable. So `through` becomes this
-    /// compact revision, and watches that need an older version are canceled, because they would miss events.
+    /// compact revision, and watches that need an older version are cancelled, because they would miss
+    /// events.
     pub fn restored(&mut self, compacted: Revision, now: Instant) {
         (self.compacted, self.through) = (compacted, compacted);
         (self.oldest, self.newest, self.has_slices) = (None, None, false);

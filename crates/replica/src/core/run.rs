@@ -101,7 +101,7 @@ pub struct Parts {
     pub thresholds: Thresholds,
     /// The cause of this member's NOSPACE alarm, as far as it is known.
     pub cause: Cause,
-    /// Channel that is signalled once this member may serve clients.
+    /// Channel that is signaled once this member may serve clients.
     pub ready: SyncSender<()>,
 }
 

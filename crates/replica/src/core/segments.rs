@@ -99,7 +99,7 @@ impl Segments {
     }
 }
 
-/// Values that are being moved to another segment, and the channel that is signalled when they have arrived.
+/// Values that are being moved to another segment, and the channel that is signaled when they have arrived.
 #[derive(Default)]
 pub(super) struct Moves {
     /// Old locations of the values that are being moved, by the change that wrote them.
@@ -113,7 +113,7 @@ impl Moves {
         !self.moving.is_empty()
     }
 
-    /// Adds values that are being moved. `mover` is signalled when all of them have arrived.
+    /// Adds values that are being moved. `mover` is signaled when all of them have arrived.
     pub fn begin(&mut self, moving: Vec<(ChangeId, Location)>, mover: SyncSender<()>) {
         self.moving.extend(moving);
         self.mover = Some(mover);

@@ -385,10 +385,10 @@ pub(super) async fn leases(call: &mut Call, message: Bytes) -> Result<Answer, St
 }
 
 impl Services {
-    /// Returns the remaining time of a lease, and its keys if `keys` is true. Asks the core of this member
-    /// for the time if this member leads, otherwise the leader. The keys always come from this member, after
-    /// it has caught up with the leader: a lease may have millions of keys, too many for a message between
-    /// members.
+    /// Returns the remaining time of a lease, and its keys if `keys` is true. If this member leads, asks its
+    /// own core for the remaining time; otherwise asks the leader. The keys always come from this member,
+    /// after it has caught up with the leader: a lease may have millions of keys, too many for a message
+    /// between members.
     async fn time_to_live(&self, id: LeaseId, keys: bool) -> Result<(LeaseTimeToLiveResponse, Keys), Status> {
         if !self.leads() {
             let response = forwarding::time_to_live(&self.shared, id, false).await?;
@@ -436,9 +436,8 @@ impl Services {
         self.may_all(Right::Read, head.leases.iter().map(|(_, lease)| &lease.keys), principal).await
     }
 
-    /// Returns the leases of one moment, ordered by remaining time. If there are many, they are sorted here:
-    /// the core returns their remaining times in slices, and each slice is sorted before the next one is
-    /// requested.
+    /// Returns a snapshot of the leases, ordered by remaining time. The core sorts a short list itself. For a
+    /// long list it returns remaining times in slices, which this function sorts one by one and then merges.
     async fn leases(&self, pending_reply: PendingReply, mut held: Option<Held>) -> Result<Answer, Status> {
         let reply = pending_reply.await?;
         let header = self.shared.member.header(reply.revision, reply.raft_term);

@@ -232,7 +232,7 @@ const NIL: u32 = u32::MAX;
 ///
 /// The expected depth is O(log n) as long as clients cannot predict the priorities, so each priority is a
 /// hash with a random key of this tree. The visited items and their order do not depend on the priorities, so
-/// the behaviour is the same in every run. Nodes lie in one array and no function is recursive, so even a
+/// the behavior is the same in every run. Nodes lie in one array and no function is recursive, so even a
 /// deep tree would not exhaust the stack.
 #[derive(Debug)]
 struct Tree<T> {

@@ -65,10 +65,11 @@ pub(super) struct Watch {
     /// through the hub's revision, even if that is higher.
     pub next: Cell<Revision>,
     /// True if the watch is in the hub's index of synced watches; false if it is among its stream's unsynced
-    /// watches.
+    /// watches, or if `compacted` is true.
     pub synced: Cell<bool>,
-    /// True if the watch was cancelled because history that it still had to read was compacted. It is in no
-    /// index, and stays in the stream until the client cancels it.
+    /// True if the server cancelled the watch because history that it still had to read was compacted. Such a
+    /// watch is neither synced nor unsynced. As in etcd, it stays in the stream until the client cancels it
+    /// too.
     pub compacted: Cell<bool>,
     /// True if the watch is counted in [`Rare::ahead`], because it starts above the hub's revision.
     pub ahead: Cell<bool>,

@@ -107,8 +107,8 @@ impl Labelled<Gauge> {
 }
 
 impl Labelled<Gauge> {
-    /// Replaces all series of the family with the given ones, each a combination of label values and its
-    /// number. Ignores repeated combinations, and series beyond the maximum number.
+    /// Replaces all series of the family with `series`: each is a combination of label values and its number.
+    /// Ignores repeated combinations, and series beyond the maximum number.
     pub fn replace(&self, series: Vec<(Vec<String>, i64)>) {
         let mut made: Vec<(Vec<String>, Gauge)> = Vec::new();
         for (values, value) in series.into_iter().take(SERIES_MAX) {

@@ -142,8 +142,8 @@ impl LeaseClocks {
         }
     }
 
-    /// Returns true if leases may be checkpointed now. All unapplied entries have to be searched before that,
-    /// so they must not be too many.
+    /// Returns true if leases may be checkpointed now. All unapplied entries have to be searched first, so
+    /// they must not be too many.
     pub(super) fn can_note(last: Index, applied: Index) -> bool {
         last - applied <= NOTED_BEHIND_MAX
     }

@@ -77,8 +77,9 @@ impl Core {
             } else if let Question::TimeToLive(request_id, id, detail) = question
                 && !(self.leadership.leads() && self.leadership.has_settled())
             {
-                // This member has stopped leading, or has begun to lead again and not settled, while the
-                // question waited. So its lease clocks do not run, and it cannot answer.
+                // While the question waited, this member stopped leading, or began to lead again but has not
+                // settled yet. Its lease clocks are not running, so it cannot answer now: a leader makes the
+                // question wait for the next read round, any other member refuses it.
                 if self.leadership.leads() {
                     self.reads.push(RoundRequest::TimeToLive(request_id, id, detail), since);
                 } else {

@@ -219,8 +219,8 @@ fn a_renewal_promises_no_more_than_the_next_leader_knows_of() {
     let granted: LeaseGrantResponse =
         world.call(0, Rpc::LeaseGrant, &LeaseGrantRequest { ttl: 1, id: 7 }).expect("is granted");
     assert_eq!(granted.ttl, 2);
-    // As leader, this member would let no lease expire before 15 s. But it may lose leadership before that,
-    // so it promises a shorter TTL.
+    // As leader, this member would let no lease expire before 15 s. But it may lose leadership earlier, so
+    // it promises a shorter TTL.
     world.lead(2);
     let renewal = world.member(2).renew(LeaseId(7));
     assert_eq!(world.run(renewal), Ok(Seconds(granted.ttl)));

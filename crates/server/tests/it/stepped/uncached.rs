@@ -334,7 +334,7 @@ fn a_damaged_value_fails_its_own_call_alone_and_with_the_same_words() {
         let failed =
             world.call::<_, RangeResponse>(0, Rpc::KvRange, &all_keys()).expect_err("one is damaged");
         told.push(failed.message.into_owned());
-        // The neighbouring values, which are read in the same operation, are intact.
+        // The neighboring values, which are read in the same operation, are intact.
         assert_eq!(world.get(0, "k023"), Some(value_of(23)));
         let near = RangeRequest { key: "k023".into(), range_end: "k029".into(), ..RangeRequest::default() };
         let near: RangeResponse = world.call(0, Rpc::KvRange, &near).expect("all of these are well");
@@ -528,7 +528,7 @@ fn a_client_that_takes_a_byte_at_a_time_does_not_cost_a_read_for_each_value() {
         }
         let reads = world.places[0].disk.reads() - reads;
         assert!(taken.len() == len && plain.is_none_or(|plain| plain == taken));
-        // Segments are small, and values in different segments are never neighbours.
+        // Segments are small, and values in different segments are never neighbors.
         assert!(reads <= len as u64 / 4096, "{rpc:?}: {reads} reads for {len} bytes");
         misses(&world, 0);
     }
@@ -650,7 +650,7 @@ fn what_a_transaction_compares_is_fetched_together_though_all_of_it_changes_all_
     };
     let request = TxnRequest { compare: vec![compare], ..reads_if(std::iter::empty()) };
     let mut call = begin(&world, Rpc::KvTxn, &request);
-    // The compared keys change after every pass; after some passes, the transaction uses the state of one moment.
+    // The compared keys change after every pass; after some passes, the transaction uses a snapshot.
     let mut round = 0;
     let answer = loop {
         world.settle().expect("all goes on");
