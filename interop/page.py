@@ -1,12 +1,15 @@
-"""Tables of docs/benchmarks.md, which the programs that measure write themselves.
+#!/usr/bin/env python3
+"""Tables of docs/benchmarks.md and docs/profile.md, which the programs that measure write themselves.
 
 A table stands between `<!-- NAME -->` and `<!-- end -->`. Below the first mark is a line with the date, Mainstay's commit and the
-number of runs.
+number of runs. Run as a program, says which tables are still empty, and fails if there are any.
 """
 
 import datetime
+import os
 import re
 import subprocess
+import sys
 
 END = "<!-- end -->"
 
@@ -50,3 +53,17 @@ def write_table(path, name, heading, table):
             text = page.read()
         with open(path, "w", encoding="utf-8") as page:
             page.write(replaced(text, name, heading, table))
+
+
+def main():
+    docs = os.path.join(os.path.dirname(os.path.dirname(os.path.abspath(__file__))), "docs")
+    empty = []
+    for name in ("benchmarks.md", "profile.md"):
+        with open(os.path.join(docs, name), encoding="utf-8") as file:
+            empty += [f"docs/{name}: {mark}" for mark in re.findall(rf"^<!-- (.*) -->\n{END}", file.read(), re.M)]
+    if empty:
+        sys.exit("without a table:\n" + "\n".join(empty))
+
+
+if __name__ == "__main__":
+    main()

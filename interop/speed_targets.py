@@ -606,6 +606,8 @@ FIGURES = {
     "write_p99": "write p99 ms", "write_p99_elsewhere": "the same, elsewhere", "write_p99_of_alone": "write p99, of alone",
     "times": "times in 8 s", "times_elsewhere": "the same, elsewhere",
 }
+# Those of the tables of other releases and of TLS.
+MAIN_FIGURES = ("cpu_us", "core", "rate", "p99", "kb_each")
 # Figures of which a ratio to the first server's says nothing.
 WITHOUT_RATIO = {"p50_of_bare", "read_p99_of_alone", "write_p99_of_alone", "times", "times_elsewhere"}
 MARK = re.compile(r"<!-- (speed_targets( tls)?( versions)?: ([a-z0-9,-]+)) -->\n")
@@ -642,7 +644,7 @@ class Results:
         return commits.pop(), max(row["date"] for row in rows)
 
 
-def table_lines(results, names, tls, servers, title_of):
+def table_lines(results, names, tls, servers, title_of, figures=tuple(FIGURES)):
     """Rows of a table: a load, a figure, its median at each server, the ratio of the last server's to the first one's (the bare
     one apart), and the goal."""
     show = lambda value: f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
@@ -650,7 +652,7 @@ def table_lines(results, names, tls, servers, title_of):
     for name in names:
         runs, title = results.of(name, tls), title_of(name)
         goals = {figure: (kind, bound) for figure, kind, bound in LOADS[name][1]}
-        for figure in [each for each in FIGURES if any(each in run for run in runs[first].values())]:
+        for figure in [each for each in figures if any(each in run for run in runs[first].values())]:
             # A load of reads writes nothing.
             if figure in ("bytes", "fsyncs") and "put" not in name:
                 continue
@@ -686,7 +688,7 @@ def write_page(path, results):
         if versions:
             servers = sorted(server for server in servers if server.startswith("etcd")) + ["mainstay"]
         build, date = results.commit_and_date(names, tls)
-        lines = list(table_lines(results, names, tls, servers, TITLES.get))
+        lines = list(table_lines(results, names, tls, servers, TITLES.get, MAIN_FIGURES if tls or versions else tuple(FIGURES)))
         head = ["load", "figure", *servers, "ratio", "goal"]
         if versions:
             head, lines = head[:-2], [line[:-2] for line in lines]
