@@ -161,7 +161,7 @@ def main():
     for load in args.loads.split(","):
         for clients in map(int, args.clients.split(",")):
             about, rows = measured(args, load, clients)
-            title = f"{load}, {clients} clients: {about['rate']:,.0f}/s"
+            title = f"{load}, {clients} {'clients' if clients > 1 else 'client'}: {about['rate']:,.0f}/s"
             for kind in (*KINDS.values(), "others"):
                 cells = []
                 for role in ("leader", "followers")[:args.members]:

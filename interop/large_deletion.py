@@ -1,15 +1,16 @@
 #!/usr/bin/env python3
 """How long a deletion of a million keys holds up everybody else.
 
-    interop/large_deletion.py --benchmark PATH --etcdctl PATH --server NAME=PATH [--server ...] [--keys 1000000]
+    interop/large_deletion.py --benchmark PATH --bench target/release/mainstay --etcdctl PATH --server NAME=PATH [--server ...]
+        [--keys 1000000]
 
-`benchmark` has to be of etcd 3.7, whose renewals can have a rate. Fills a server with keys, then deletes them all at once while others read one key, renew leases and put, each at a fixed
+Fills a server with keys, then deletes them all at once while others read one key, renew leases and put, each at a fixed
 rate. Prints how long the deletion took and the slowest of each, in milliseconds. A put has to wait for the deletion, in
 any server that applies entries one by one; the others need not.
 """
 
 import argparse
-import re
+import json
 import subprocess
 import sys
 import time
@@ -28,6 +29,7 @@ LOADS = {
 def main():
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("--benchmark", required=True)
+    parser.add_argument("--bench", required=True, metavar="MAINSTAY", help="whose bench makes the loads beside the deletion")
     parser.add_argument("--etcdctl", required=True)
     parser.add_argument("--server", action="append", required=True, metavar="NAME=PATH")
     parser.add_argument("--keys", type=int, default=1_000_000)
@@ -38,12 +40,12 @@ def main():
     for name, path in servers:
         server = Server(name, path, args.port)
         endpoint = f"127.0.0.1:{args.port}"
-        bench = [args.benchmark, f"--endpoints={endpoint}"]
         fill = ["--conns=4", "--clients=400", "put", f"--total={args.keys}", "--val-size=16", "--sequential-keys",
                 f"--key-space-size={args.keys}"]
-        subprocess.run([*bench, *fill], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
-        loads = {load: subprocess.Popen([*bench, "--conns=1", "--clients=20", *words, "--rate=100", "--total=3000"],
-                                        stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True)
+        subprocess.run([args.benchmark, f"--endpoints={endpoint}", *fill], stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
+        bench = [args.bench, "bench", f"--endpoints={endpoint}", "--conns=1", "--clients=20", "--json=-"]
+        loads = {load: subprocess.Popen([*bench, *words, "--rate=100", "--total=3000"],
+                                        stdout=subprocess.PIPE, stderr=subprocess.PIPE, text=True)
                  for load, words in LOADS.items()}
         time.sleep(3)
         began = time.monotonic()
@@ -52,11 +54,10 @@ def main():
         took = time.monotonic() - began
         slowest = []
         for load in loads.values():
-            out, _ = load.communicate()
-            found = re.search(r"Slowest:\s+(\S+) secs", out)
-            if load.returncode or not found:
-                sys.exit(f"{name}: a load failed:\n{out[-1000:]}")
-            slowest.append(f"{float(found.group(1)) * 1e3:.1f}")
+            out, error = load.communicate()
+            if load.returncode:
+                sys.exit(f"{name}: a load failed:\n{error[-1000:]}")
+            slowest.append(f"{json.loads(out)['rows'][0]['median']['latency_ms']['max']:.1f}")
         deleted = done.stdout.split()[0] if done.stdout.split() else "?"
         lines.append([f"{name} ({deleted} keys)", f"{took:.2f}", *slowest])
         server.stop()

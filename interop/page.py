@@ -33,6 +33,11 @@ def dated(runs, build, date=None):
     return f"{date or datetime.date.today()}, {build}; " + (f"medians of {runs} runs." if runs > 1 else "one run.")
 
 
+def shown(number):
+    """A number with four digits, or whole from a thousand on."""
+    return f"{number:,.0f}" if number >= 1000 else f"{number:.4g}"
+
+
 def markdown(head, lines):
     """A table; a line may have numbers as they are to be shown."""
     rows = [head, ["---"] * len(head), *lines]

@@ -74,7 +74,7 @@ class Figures:
     def table(self, columns):
         """Without columns that no row has."""
         columns = [column for column in columns if any(column in row for row in self.rows.values())]
-        lines = [[case, server] + [f"{statistics.median(row[column]):.4g}" if column in row else "" for column in columns]
+        lines = [[case, server] + [page.shown(statistics.median(row[column])) if column in row else "" for column in columns]
                  for (case, server), row in self.rows.items()]
         return page.markdown(["load", "server", *columns], lines)
 

@@ -647,7 +647,6 @@ class Results:
 def table_lines(results, names, tls, servers, title_of, figures=tuple(FIGURES)):
     """Rows of a table: a load, a figure, its median at each server, the ratio of the last server's to the first one's (the bare
     one apart), and the goal."""
-    show = lambda value: f"{value:,.0f}" if value >= 1000 else f"{value:.4g}"
     first, last = servers[0], "mainstay" if "mainstay" in servers else servers[-1]
     for name in names:
         runs, title = results.of(name, tls), title_of(name)
@@ -657,7 +656,7 @@ def table_lines(results, names, tls, servers, title_of, figures=tuple(FIGURES)):
             if figure in ("bytes", "fsyncs") and "put" not in name:
                 continue
             of = {server: {run: row[figure] for run, row in runs.get(server, {}).items() if figure in row} for server in servers}
-            cells = [show(statistics.median(of[server].values())) if of[server] else "" for server in servers]
+            cells = [page.shown(statistics.median(of[server].values())) if of[server] else "" for server in servers]
             # Of the runs that both were in.
             both = [run for run in of[first] if run in of[last] and of[first][run]]
             values = {server: [of[server][run] for run in both] for server in (first, last)}

@@ -61,7 +61,7 @@ pub(crate) struct Shared {
     /// Number of bytes of the file system that the log leaves free for other parts of the server
     /// ([`crate::Values::hold_room`]).
     held_bytes: AtomicU64,
-    /// How urgently the space in `held_bytes` is needed: a [`Need`] as a number. Meaningless while
+    /// Urgency of the space in `held_bytes`: a [`Need`] as a number. Meaningless while
     /// `held_bytes` is 0.
     need: AtomicU8,
     /// True once the file system had no space for a file although it reported enough. This happens, for

@@ -27,8 +27,8 @@ struct Inner {
     last_serial: u64,
     /// Serial numbers of the revoked certificates of clients, and of the revoked certificates of members.
     revoked: [Vec<u64>; 2],
-    /// What each revocation list was last written from, by path: the PEM certificate of its issuer and the
-    /// revoked serial numbers. An unchanged list is not written again.
+    /// Inputs from which each revocation list was last written, by path: the PEM certificate of its issuer
+    /// and the revoked serial numbers. An unchanged list is not written again.
     lists: BTreeMap<PathBuf, (String, Vec<u64>)>,
     /// For each member, the serial numbers of the certificates that it presents to the other members, or has
     /// presented, in the order in which they were issued. Revoked ones are removed.

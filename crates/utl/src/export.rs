@@ -105,7 +105,7 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     let rules = max_learners::rules(given);
     let refuse_again = || exported::refuse_again(&RealDisk, &from.join("member"));
     // Check this before opening the directory: after an earlier export the log may have been moved away, and
-    // the user should be told of the export, not of a missing log.
+    // the error should name the export, not a missing log.
     refuse_again().map_err(Failure::error)?;
     let mut stopped = Stopped::open_with(&disk, &from, None, rules).map_err(Failure::error)?;
     // Check again now that the directory is locked: another export may have finished since the first check.
