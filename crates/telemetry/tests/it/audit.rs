@@ -247,15 +247,21 @@ fn all(path: &Path, files: u64) -> Vec<String> {
         .collect()
 }
 
-#[test]
-fn a_file_that_was_moved_away_takes_no_older_ones_with_it() {
-    let dir = TempDir::new("audit");
+/// Writes `a`, `b` and `c`, each with a file of its own, of four files at most.
+fn three_files(dir: &TempDir) -> (PathBuf, RotatedFiles) {
     let path = dir.path().join("audit.log");
     let mut files =
         RotatedFiles::open(&Settings { file_bytes_max: 4, ..settings(path.clone(), 4) }).expect("opens");
     for line in ["a", "b", "c"] {
         files.append(format!("{line}\n\n\n").as_bytes()).expect("is written");
     }
+    (path, files)
+}
+
+#[test]
+fn a_file_that_was_moved_away_takes_no_older_ones_with_it() {
+    let dir = TempDir::new("audit");
+    let (path, mut files) = three_files(&dir);
     assert_eq!(all(&path, 4), ["c\n\n\n", "b\n\n\n", "a\n\n\n", ""]);
     for line in ["d", "e"] {
         fs::remove_file(&path).expect("is there");
@@ -269,12 +275,7 @@ fn a_file_that_was_moved_away_takes_no_older_ones_with_it() {
 #[test]
 fn a_rotation_that_fails_leaves_the_files_and_is_tried_again() {
     let dir = TempDir::new("audit");
-    let path = dir.path().join("audit.log");
-    let mut files =
-        RotatedFiles::open(&Settings { file_bytes_max: 4, ..settings(path.clone(), 4) }).expect("opens");
-    for line in ["a", "b", "c"] {
-        files.append(format!("{line}\n\n\n").as_bytes()).expect("is written");
-    }
+    let (path, mut files) = three_files(&dir);
     // No new file can be opened, because a directory has its name.
     let in_the_way = dir.path().join("audit.log.new");
     fs::create_dir(&in_the_way).expect("can be made");
@@ -290,12 +291,7 @@ fn a_rotation_that_fails_leaves_the_files_and_is_tried_again() {
 #[test]
 fn a_rotation_that_failed_halfway_deletes_no_file_when_it_is_tried_again() {
     let dir = TempDir::new("audit");
-    let path = dir.path().join("audit.log");
-    let mut files =
-        RotatedFiles::open(&Settings { file_bytes_max: 4, ..settings(path.clone(), 4) }).expect("opens");
-    for line in ["a", "b", "c"] {
-        files.append(format!("{line}\n\n\n").as_bytes()).expect("is written");
-    }
+    let (path, mut files) = three_files(&dir);
     // The older files were moved, and the newest was not.
     fs::rename(dir.path().join("audit.log.2"), dir.path().join("audit.log.3")).expect("is there");
     fs::rename(dir.path().join("audit.log.1"), dir.path().join("audit.log.2")).expect("is there");
