@@ -25,7 +25,7 @@ import tempfile
 
 from cluster_profile import metrics
 from cluster_side_by_side import Cluster
-from side_by_side import Server
+from side_by_side import Server, frame
 
 WARM, COUNTED = 1000, 4000
 METHODS = ("put", "range", "cluster-put")
@@ -114,24 +114,8 @@ def dumped(process, directory):
         return counts.read()
 
 
-def varint(number):
-    out = b""
-    while number >= 128:
-        out, number = out + bytes([number & 127 | 128]), number >> 7
-    return out + bytes([number])
-
-
-def message(*fields):
-    """A gRPC message: its prefix, and these fields of bytes."""
-    body = b"".join(varint(number << 3 | 2) + varint(len(value)) + value for number, value in fields)
-    return b"\0" + len(body).to_bytes(4, "big") + body
-
-
 def load(server, method, count):
-    request = message((1, b"key"), (2, b"x" * 1024)) if method == "put" else message((1, b"key"))
-    body = os.path.join(server.dir, "body")
-    with open(body, "wb") as out:
-        out.write(request)
+    body = frame(os.path.join(server.dir, "body"), (1, b"key"), *([(2, b"x" * 1024)] if method == "put" else []))
     url = f"http://127.0.0.1:{server.port}/etcdserverpb.KV/{method.capitalize()}"
     done = subprocess.run(["h2load", "-t1", "-c4", "-m10", "-n", str(count), "-d", body,
                            "-H", "content-type: application/grpc", "-H", "te: trailers", url],

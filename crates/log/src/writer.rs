@@ -425,6 +425,7 @@ impl Writer {
         figures.writes.add(written - begun);
         figures.written_bytes.fetch_add(bytes, Ordering::Relaxed);
         self.filled = self.filled.max(u64::from(self.write.end) + zeros as u64);
+        let mut waited = None;
         if !self.unsafe_no_fsync && !planted::is(Bug::AckBeforeSync) {
             let outcome = active.file.sync_data();
             let outcome = if planted::is(Bug::SyncErrorIgnored) {
@@ -435,12 +436,13 @@ impl Writer {
             outcome.map_err(|error| fatal("sync", error))?;
             let took = written.elapsed();
             synced.took = (!self.by_hand).then_some(took);
-            let entries = self.take_effect(&active, synced);
-            self.shared.figures.synced(took, entries);
-        } else {
-            self.take_effect(&active, synced);
+            waited = Some(took);
         }
         synced.written = Some(written);
+        let entries = self.take_effect(&active, synced);
+        if let Some(took) = waited {
+            self.shared.figures.synced(took, entries);
+        }
         Ok(())
     }
 

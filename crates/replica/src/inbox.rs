@@ -64,19 +64,26 @@ impl<T> Inbox<T> {
 
     /// Adds one urgent item and wakes the receiver.
     pub fn send(&self, item: impl Into<T>) {
+        if self.put(item) {
+            self.wake_receiver();
+        }
+    }
+
+    /// Adds an item like [`Inbox::send`], but does not wake the receiver. Returns true in the same case as
+    /// [`Inbox::put_all`], with the same duty of the caller.
+    #[must_use]
+    pub fn put(&self, item: impl Into<T>) -> bool {
         let mut waiting = lock(&self.waiting);
         if self.closed.load(Ordering::SeqCst) {
             // The item is dropped after the lock is released, because dropping it may call a method of this
             // queue, which would wait for the lock.
             drop(waiting);
-            return;
+            return false;
         }
         waiting.items.push(item.into());
         waiting.is_urgent = true;
         drop(waiting);
-        if self.is_to_wake(usize::MAX) {
-            self.wake_receiver();
-        }
+        self.is_to_wake(usize::MAX)
     }
 
     /// Adds all items and leaves `items` empty. If `urgent` is false, the receiver may continue to sleep

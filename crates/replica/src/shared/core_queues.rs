@@ -101,7 +101,7 @@ impl CoreQueues {
     /// to that thread, and few other requests wait, a turn of the core runs within this call (`seat.rs`).
     /// Returns true if the core's own thread was not woken.
     pub fn send_from_peer_thread(&self, request: impl Into<CoreRequest>) -> bool {
-        if !self.inbox.put_all(&mut vec![request.into()], true) {
+        if !self.inbox.put(request) {
             return false;
         }
         if self.seat.is_lent_to(Borrower::PeerThread) && !self.inbox.has_more_than(BORROWED_MAX) {
