@@ -309,10 +309,10 @@ impl Core {
             self.take(request, now)?;
         }
         self.space.room.retry(&mut self.log)?;
-        self.propose_gathered(now);
+        let proposed = self.propose_gathered(now);
         self.hold_departures(now);
         self.propose_change(now);
-        self.start_round(now);
+        self.start_round(proposed, now);
         self.tick(now)?;
         self.lease_slices(now);
         let writes_here = self.writes_here(self.proposals.open(), now);
