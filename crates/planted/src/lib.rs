@@ -91,9 +91,6 @@ bugs! {
     ProposedAgainAfterEtcd = "proposed-again-after-etcd";
     /// consensus: log entries that are being overwritten count as synced if only their index matches.
     OverwrittenCountsAsSynced = "overwritten-counts-as-synced";
-    /// consensus: a leader takes the request of one voter for the confirmation of a read, whatever the number of
-    /// voters.
-    ReadConfirmedByAsker = "read-confirmed-by-asker";
     /// machine: whether a put is refused for lack of space depends on the progress of this member's physical
     /// compaction.
     ApplyDependsOnMember = "apply-depends-on-member";
