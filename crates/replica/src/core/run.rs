@@ -440,14 +440,14 @@ impl Work for Core {
         Core::before_sleep(self)
     }
 
-    /// In a cluster, lends the core to the thread that receives the messages of other members. A member
+    /// In a cluster, lends the core to the threads of the other members and of the log. A member
     /// without others lends the core to a shard if no other work is in flight and the core would itself write
     /// to the log a write that arrives now.
     fn borrower(&self) -> Borrower {
         if self.lifecycle.is_parked() || self.lifecycle.is_stopping() || !self.machine.is_whole() {
             Borrower::None
         } else if self.machine.members.by_id.len() > 1 {
-            Borrower::PeerThread
+            Borrower::ClusterThreads
         } else if self.proposals.open() == 0 && self.writes_here(1, self.shared.member.clock.now()) {
             Borrower::Shard
         } else {
