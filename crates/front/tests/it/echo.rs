@@ -22,7 +22,7 @@ use tokio::io::DuplexStream;
 use tokio::task::JoinHandle;
 
 /// Method names and kinds; the index of a method is its id.
-const METHODS: [(&str, Kind); 25] = [
+const METHODS: [(&str, Kind); 26] = [
     ("/test.Echo/Holds", Kind::Unary),
     ("/test.Echo/Unary", Kind::Unary),
     ("/test.Echo/Later", Kind::Unary),
@@ -48,6 +48,7 @@ const METHODS: [(&str, Kind); 25] = [
     ("/test.Echo/LooksInSlices", Kind::Unary),
     ("/test.Echo/Memory", Kind::Unary),
     ("/test.Echo/Pieced", Kind::Unary),
+    ("/test.Echo/Fitting", Kind::ServerStream),
 ];
 
 /// Examines two megabytes in slices, each as large as the work left in the turn. Counts bytes as pieces.
@@ -400,6 +401,16 @@ impl Service for Echo {
                     let piece = Bytes::from(vec![0; 10_000]);
                     loop {
                         outbound.send(piece.clone()).await?;
+                        seen.queued_max.fetch_max(outbound.queued_bytes(), SeqCst);
+                    }
+                }
+                "/test.Echo/Fitting" => {
+                    let (piece, room) = (Bytes::from(vec![0; 10_000]), outbound.room());
+                    loop {
+                        std::future::poll_fn(|cx| outbound.poll_room(cx)).await?;
+                        let len = room().saturating_sub(5).clamp(1, piece.len());
+                        outbound.send(piece.slice(..len)).await?;
+                        seen.pieces.fetch_add(1, SeqCst);
                         seen.queued_max.fetch_max(outbound.queued_bytes(), SeqCst);
                     }
                 }
