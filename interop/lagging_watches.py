@@ -38,6 +38,8 @@ from speed_targets import Connections, message
 VALUE_BYTES, KEYS, SECONDS = 256, 10_000, 8
 PUTS_PER_S, WATCHED_PUTS_PER_S = 500, 200
 SETTLE_S, SLOW_BYTES_PER_S = 10, 16 << 10
+# How long a watch may take to have everything; then the table has this bound.
+PATIENCE_S = 30
 # A key that is put behind the history: a watch that has received it has everything.
 LAST = b"the last of the history"
 WINDOW_MAX = (1 << 31) - 1
@@ -71,15 +73,21 @@ class Lagging(Connections):
 
 
 def catch_up(port, events, over=None):
-    """Seconds until a watch from the first revision on has received so many events and the last one. None if that is not waited for."""
+    """Seconds until a watch from the first revision on has received so many events and the last one; PATIENCE_S at most. None if
+    that is not waited for."""
     began = time.monotonic()
     lagging = Lagging(port, WINDOW_MAX)
     try:
         connection = lagging.begin()
-        connection.settimeout(120)
+        connection.settimeout(PATIENCE_S)
         buffer, taken, before = bytearray(1 << 20), 0, b""
         while not (over and over.is_set()):
-            count = connection.recv_into(buffer)
+            if time.monotonic() - began > PATIENCE_S:
+                return float(PATIENCE_S)
+            try:
+                count = connection.recv_into(buffer)
+            except socket.timeout:
+                return float(PATIENCE_S)
             if not count:
                 sys.exit("the server closed the connection of a watch that catches up")
             taken += count
@@ -242,7 +250,12 @@ TITLES = {
 }
 
 
-def title(figure, events):
+def is_time(figure):
+    """Whether a figure is the time that a watch takes to have everything."""
+    return figure.startswith(("catch_up_s", "beside_"))
+
+
+def title(figure):
     if figure.startswith("growth_"):
         return f"growth of {figure[7:]} lagging watches, MB"
     if figure.startswith("beside_"):
@@ -250,10 +263,11 @@ def title(figure, events):
     return TITLES[figure]
 
 
-def cell(values):
+def cell(values, bounded=False):
     if any(isinstance(value, str) for value in values):
         return next(value for value in values if isinstance(value, str))
-    return page.shown(statistics.median(values)) if values else ""
+    shown = page.shown(statistics.median(values)) if values else ""
+    return f"> {shown}" if values and bounded and statistics.median(values) >= PATIENCE_S else shown
 
 
 def main():
@@ -279,7 +293,7 @@ def main():
             for figure, value in figures.items():
                 measured.setdefault(figure, {}).setdefault(name, []).append(value)
     order = [*TITLES, *(f"{kind}_{watches}" for kind in ("growth", "beside") for watches in args.watches)]
-    lines = [[title(figure, args.events), *(cell(measured[figure].get(name, [])) for name, _ in servers)]
+    lines = [[title(figure), *(cell(measured[figure].get(name, []), is_time(figure)) for name, _ in servers)]
              for figure in order if figure in measured]
     heading = page.dated(args.runs, page.measured_commit(servers)) if args.page else ""
     page.write_table(args.page, "lagging_watches", heading, page.markdown(["figure", *(name for name, _ in servers)], lines))
