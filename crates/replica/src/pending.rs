@@ -18,7 +18,7 @@ use api::error;
 use crate::inbox::OPEN_REQUESTS_PER_SHARD_MAX;
 use crate::requests::{ClientRequest, CoreRequest, Reply, RequestId, Writer};
 use crate::seat::Borrower;
-use crate::shared::Shared;
+use crate::shared::{BORROWED_MAX, Shared};
 
 enum State {
     Waiting(Option<Waker>),
@@ -174,7 +174,7 @@ impl Pending {
             let was_lent = seat.work_here(inbox, || !answers.is_empty());
             shard.stands_still.store(false, Relaxed);
             was_lent
-        } else if begins_here {
+        } else if begins_here && !inbox.has_more_than(BORROWED_MAX) {
             seat.work_here(inbox, || true)
         } else {
             inbox.wake_receiver();
