@@ -6,7 +6,6 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Instant;
 
 use accounting::Account;
 use api::{Code, Status, error};
@@ -18,7 +17,8 @@ use telemetry::callers::Caller;
 use telemetry::tracing::Within;
 
 use super::after_others::after_others;
-use super::hub::{Hub, Registration, Sent};
+use super::counts::Sent;
+use super::hub::{Hub, Registration};
 use super::permit::Permit;
 use super::queued::{Body, Queued};
 use super::stream::Room;
@@ -177,9 +177,7 @@ impl<R: Requests, W: Responses> Drive<R, W> {
         let mut again = self.read(cx)?;
         again |= self.tick(cx);
         hub.tell_progress(&stream);
-        let sent_all = self.write(cx);
-        hub.publish_pending();
-        let sent_all = sent_all?;
+        let sent_all = self.write(cx)?;
         if let Some(status) = stream.ending() {
             return Poll::Ready(Err(status));
         }
@@ -260,12 +258,10 @@ impl<R: Requests, W: Responses> Drive<R, W> {
         if self.place.stream.is_drained() {
             return Ok(true);
         }
-        // Reading the clock and updating the histograms cost as much as a short response, so both are done
-        // once for all responses.
-        let begun = Instant::now();
+        let begun = self.place.hub.counts.begin_turn();
         let mut sent = Sent::default();
         let sent_all = self.send_queued(cx, &mut sent);
-        self.place.hub.count_sent(&sent, begun.elapsed());
+        self.place.hub.counts.end_turn(begun, &sent, sent_all == Ok(true));
         sent_all
     }
 

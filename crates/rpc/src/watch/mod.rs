@@ -37,6 +37,7 @@
 
 mod after_others;
 mod by_id;
+mod counts;
 mod drive;
 mod event;
 pub mod fuzzing;

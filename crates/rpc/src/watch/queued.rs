@@ -1,11 +1,8 @@
-//! Responses that wait in a stream's queue: [`Queued`], and the count of their events.
-
-use std::cell::Cell;
+//! Responses that wait in a stream's queue: [`Queued`].
 
 use api::etcdserverpb::WatchResponse;
 use bytes::Bytes;
 use front::Messages;
-use telemetry::metrics::Gauge;
 
 use super::response;
 
@@ -73,32 +70,6 @@ impl Queued {
             Body::One(bytes) => QUEUED_BYTES + bytes.len(),
             Body::Shared(_) => QUEUED_BYTES,
             Body::Short(messages) => QUEUED_BYTES * messages.len() + messages.wire_bytes(),
-        }
-    }
-}
-
-/// Counter of the events that wait in the streams of a hub. All shards share one gauge of the metrics, so the
-/// hub updates the gauge once per turn and not once per event.
-pub(super) struct PendingEvents {
-    gauge: Gauge,
-    /// Change of the count since the gauge was updated last.
-    untold: Cell<i64>,
-}
-
-impl PendingEvents {
-    pub fn new(gauge: Gauge) -> PendingEvents {
-        PendingEvents { gauge, untold: Cell::new(0) }
-    }
-
-    pub fn add(&self, events: i64) {
-        self.untold.set(self.untold.get() + events);
-    }
-
-    /// Adds to the gauge the change of the count since the last call.
-    pub fn publish(&self) {
-        let untold = self.untold.take();
-        if untold != 0 {
-            self.gauge.add(untold);
         }
     }
 }
