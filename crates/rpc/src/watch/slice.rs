@@ -191,9 +191,7 @@ pub(super) struct Slice<'a> {
 
 impl<'a> Slice<'a> {
     /// Collects changes from `changes` for the watches of `index` until the slice is full; the slice ends
-    /// between two revisions. No slice exceeds `portion`. A slice that has reached `enough` in any respect
-    /// ends with the revision that it has begun. Also returns how far it got: through `current` if no changes
-    /// are left.
+    /// between two revisions. Also returns how far it got: through `current` if no changes are left.
     pub fn gather(
         snapshot: Snapshot<'a>,
         values: &'a Attempt,
@@ -201,7 +199,6 @@ impl<'a> Slice<'a> {
         index: &Index<Rc<Watch>>,
         current: Revision,
         portion: Portion,
-        enough: Portion,
     ) -> (Slice<'a>, Gathered) {
         let mut slice = Slice {
             snapshot,
@@ -221,8 +218,7 @@ impl<'a> Slice<'a> {
         for version in changes {
             if version.main() != last {
                 (whole, begins) = (last, slice.events.len());
-                let is_full = revisions >= SLICE_REVISIONS_MAX || bytes >= SLICE_BYTES_MAX;
-                if is_full || revisions > 0 && slice.done().left_of(enough).is_none() {
+                if revisions >= SLICE_REVISIONS_MAX || bytes >= SLICE_BYTES_MAX {
                     slice.arena.reserve(bytes.min(ARENA_BYTES));
                     return (slice, Gathered::Through(whole));
                 }

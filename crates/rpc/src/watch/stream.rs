@@ -22,7 +22,6 @@ use super::hold::Hold;
 use super::index::Keys;
 use super::long::{Given, Long};
 use super::permit::Permit;
-use super::portion::Portion;
 use super::queued::{Body, QUEUED_BYTES, Queued, SHORT_BYTES};
 use storage::values::Attempt;
 use telemetry::callers::Caller;
@@ -258,8 +257,6 @@ pub(super) struct Rare {
     fetching: RefCell<Option<Box<Attempt>>>,
     /// Revision from which the history in `fetching` begins.
     fetching_from: Cell<Revision>,
-    /// Work that was enough for the slice for which the values in `fetching` were missing.
-    fetching_enough: Cell<Option<Portion>>,
     /// Bytes of fetched values that the stream holds until its next turn.
     fetched_bytes: Cell<usize>,
     /// Number of watches that have a hold.
@@ -269,12 +266,7 @@ pub(super) struct Rare {
     long_bytes: Cell<usize>,
     /// Limit on the number of watches that read together, and the range of revisions for which it applies.
     together_max: Cell<Together>,
-    /// Tells how many bytes the client can take now; see [`Stream::room`].
-    room: OnceCell<Room>,
 }
-
-/// Returns the number of bytes that a client can take now ([`Responses::room`](super::drive::Responses::room)).
-pub(super) type Room = Box<dyn Fn() -> usize>;
 
 /// One client's stream.
 pub(super) struct Stream {
@@ -398,23 +390,6 @@ impl Stream {
     /// ending. The stream's task calls this again when the queue has become empty.
     pub fn may_read(&self) -> bool {
         self.is_drained() && !self.is_synced() && !self.waits_for_another() && !self.has_ended()
-    }
-
-    /// Returns the number of bytes that the client can take now: history is read for a client only if it can
-    /// be sent, so that clients that read slowly, or nothing, do not make the server hold it.
-    pub fn room(&self) -> usize {
-        self.rare_if_any().and_then(|rare| rare.room.get()).map_or(usize::MAX, |room| room())
-    }
-
-    /// Sets the source of [`Stream::room`], if it is not set.
-    pub fn ask_for_room(&self, room: impl FnOnce() -> Room) {
-        self.rare().room.get_or_init(room);
-    }
-
-    /// Returns true if the stream holds fetched values, or a response that another stream has made, which
-    /// take memory until the stream's turn.
-    pub fn is_laden(&self) -> bool {
-        self.class() == Class::Laden
     }
 
     fn waits_for_another(&self) -> bool {
@@ -692,17 +667,6 @@ impl Stream {
         self.charge_fetched(0);
         let before = rare.fetching_from.replace(from);
         begun.filter(|_| before == from).map_or_else(begin, |begun| *begun)
-    }
-
-    /// Returns the work that is enough for the stream's next slice: `enough`, or the same as for the slice
-    /// before, if values were fetched for that. With more, further values would be missing, and with less,
-    /// some would be fetched in vain.
-    pub fn enough_for_slice(&self, enough: Portion) -> Portion {
-        let rare = self.rare();
-        let before = rare.fetching_enough.get().filter(|_| rare.fetched_bytes.get() > 0);
-        let enough = before.unwrap_or(enough);
-        rare.fetching_enough.set(Some(enough));
-        enough
     }
 
     /// Keeps this attempt, so that [`Stream::poll_fetched`] fetches the values that the attempt found
