@@ -533,10 +533,25 @@ def three(name):
 
 
 def million(load, server):
-    """A million keys of 24 bytes with values of 256 bytes: memory after the load and after a restart, which kill -9 begins."""
-    subprocess.run([*load.benchmark(), "--conns=100", "--clients=1000", "put",
-                    f"--total={MILLION}", "--val-size=256", "--key-size=24", "--sequential-keys", f"--key-space-size={MILLION}"],
+    """A million keys of 24 bytes with values of 256 bytes."""
+    subprocess.run([*load.benchmark(), "--conns=100", "--clients=1000", *keys_of_24_bytes(MILLION)],
                    stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL, check=True)
+    return restarted(server)
+
+
+def five_million(load, server):
+    """Five million of them, which etcd's `benchmark` would write for minutes."""
+    load.bench("--conns=100", "--clients=1000", *keys_of_24_bytes(5 * MILLION))
+    return restarted(server)
+
+
+def keys_of_24_bytes(keys):
+    """So many, as both load generators write them."""
+    return ["put", f"--total={keys}", "--val-size=256", "--key-size=24", "--sequential-keys", f"--key-space-size={keys}"]
+
+
+def restarted(server):
+    """Memory after the load and after a restart, which kill -9 begins."""
     loaded = settled_rss_mb(server)
     server.stop(signal.SIGKILL)
     server.start()
@@ -570,6 +585,7 @@ LOADS = {
     "json-put": (in_json(json_cost.PUTS), []),
     "json-range": (in_json(json_cost.RANGES), []),
     "million": (million, [("rss_mb", "at most", 160), ("rss_mb_restarted", "at most", 160), ("restart_s", "at most", 0.3)]),
+    "five-million": (five_million, [("restart_s", "at most", 1)]),
 }
 # The loads of --bare, with the size of the value that it answers with.
 BARE = {"h2load-put": 0, "h2load-range": 1024, "benchmark-put": 0, "benchmark-range": 1024, "large-values": MILLION,
@@ -597,6 +613,7 @@ TITLES = {
     "fan-out": "watch fan-out, 1000 watchers, an event",
     "renewals": "lease renewals, 100 clients", "heartbeats": "5,000 renewals a second on 4,000 connections",
     "idle": "an idle connection", "idle-watch": "the same with lease, watch and renewals", "million": "a million keys x 256 B",
+    "five-million": "five million keys x 256 B",
     "list": "reads and writes beside lists", "maintenance": "reads and writes beside maintenance",
 }
 FIGURES = {
@@ -664,9 +681,11 @@ def table_lines(results, names, tls, servers, title_of, figures=tuple(FIGURES)):
             if both and figure not in WITHOUT_RATIO:
                 ratio = f"{statistics.median(one / other for one, other in zip(values[last], values[first])):.3f}"
             goal = ""
-            if figure in goals and both:
+            # A figure that is compared with a bound needs no run of the first server.
+            if figure in goals and (both or goals[figure][0] == "at most" and of[last]):
                 kind, bound = goals[figure]
-                goal = f"{bound:.3g}: " + ("met" if is_met(kind, bound, values[last], values[first]) else "**missed**")
+                own = values[last] if both else list(of[last].values())
+                goal = f"{bound:.3g}: " + ("met" if is_met(kind, bound, own, values[first]) else "**missed**")
             yield [title, FIGURES[figure], *cells, ratio, goal]
             title = ""
 

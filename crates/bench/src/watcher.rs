@@ -66,6 +66,7 @@ impl Observer for Watcher {
             starved: starved.saturating_sub(self.times.1),
             busiest: cpu.as_secs_f64() / took.as_secs_f64().max(1e-9),
             lost: 0,
+            timers: 0,
             segment_bytes: None,
         };
         self.own.push((took, generator));

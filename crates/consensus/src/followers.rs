@@ -57,6 +57,12 @@ impl Followers {
         self.windows.get_mut(&id)?.nudge(tick)
     }
 
+    /// Returns true if an append without entries may be sent to a follower that has answered a heartbeat, see
+    /// [`Window::may_repeat`].
+    pub fn may_repeat(&mut self, id: u64, tick: u64) -> bool {
+        self.windows.entry(id).or_default().may_repeat(tick)
+    }
+
     /// Queues a fetch, unless an earlier fetch for this follower is not answered yet.
     pub fn fetch(&mut self, fetch: Fetch) {
         if let btree_map::Entry::Vacant(free) = self.fetching.entry(fetch.to.0) {

@@ -5,7 +5,9 @@ mod farewell;
 mod followers;
 mod output;
 mod queries;
+mod reads;
 mod receiving;
+mod superfluous;
 
 use bytes::Bytes;
 use numbers::{EntryId, Index, MemberId};
@@ -14,6 +16,7 @@ use raft::eraftpb::{self, MessageType};
 use raft::{RawNode, SnapshotStatus, StateRole};
 
 use self::farewell::Farewell;
+use self::superfluous::Acknowledged;
 use crate::batches::Batches;
 use crate::entry::{ConfChange, ConfChangeKind, Entry, HardState};
 use crate::event::{Config, Event, NodeBug, Refusal, Request, RestoredState};
@@ -53,8 +56,9 @@ pub struct Node {
     applied: Index,
     outbox: Outbox,
     followers: Followers,
-    /// Reads that arrived before this leader had committed an entry of its term.
-    early_reads: Vec<eraftpb::Message>,
+    /// Reads that this leader has received and not begun to confirm.
+    reads: Vec<eraftpb::Message>,
+    acknowledged: Acknowledged,
     disk_stalled: bool,
     /// Forwarded proposals that wait until a leader is known, for at most two election timeouts (without a
     /// time limit if `speaks_as_etcd` is set).
@@ -169,7 +173,8 @@ impl Node {
             applied: restored.applied,
             outbox: Outbox::default(),
             followers: Followers::default(),
-            early_reads: Vec::new(),
+            reads: Vec::new(),
+            acknowledged: Acknowledged::default(),
             disk_stalled: false,
             leaderless: LeaderlessQueue::default(),
             early_changes: Vec::new(),
@@ -209,7 +214,6 @@ impl Node {
         self.settle_leaving();
         self.settle_changes();
         self.settle_followers();
-        self.settle_reads();
     }
 
     fn take(&mut self, event: Event) -> Result<(), NodeBug> {
@@ -227,7 +231,7 @@ impl Node {
             Event::ConfChanged(change)
                 if planted::is(Bug::RemovedVoterCounted) && change.kind == ConfChangeKind::Remove => {}
             Event::ConfChanged(change) if self.must_take_leave(change) => {
-                self.early_reads.clear();
+                self.reads.clear();
                 // Members that know of the removal need not answer this node, so it must not step down
                 // because of missing answers.
                 self.raw.raft.set_check_quorum(false);
@@ -293,7 +297,8 @@ impl Node {
                 let data = Bytes::copy_from_slice(&context.to_be_bytes());
                 let mut message = eraftpb::Message::default();
                 message.set_msg_type(MessageType::MsgReadIndex);
-                message.set_entries(vec![eraftpb::Entry { data, ..Default::default() }].into());
+                let term = self.term_of_asker();
+                message.set_entries(vec![eraftpb::Entry { data, term, ..Default::default() }].into());
                 self.read(message)
             }
             Request::Transfer(to) => {

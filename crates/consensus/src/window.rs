@@ -21,6 +21,8 @@ pub(crate) struct Window {
     held: VecDeque<eraftpb::Message>,
     /// The tick of the last call of [`Window::nudge`] that released an append.
     nudged: u64,
+    /// The tick of the last call of [`Window::may_repeat`] that returned true.
+    repeated: u64,
 }
 
 impl Window {
@@ -84,6 +86,14 @@ impl Window {
         Some(message)
     }
 
+    /// Returns true if an append without entries may be sent because the follower has answered a heartbeat but
+    /// not acknowledged all entries: its response shows raft if entries or acknowledgements were lost. True at
+    /// most once per tick, because heartbeats are also sent with every read, and while writes are in flight
+    /// each of them would cause such an append.
+    pub fn may_repeat(&mut self, tick: u64) -> bool {
+        std::mem::replace(&mut self.repeated, tick) != tick
+    }
+
     /// Drops all appends, because raft probes this follower again and will make new appends.
     pub fn clear(&mut self) {
         *self = Window::default();
@@ -134,6 +144,7 @@ mod tests {
         assert!(window.nudge(5).is_none(), "one a tick");
         assert!(window.nudge(6).is_some());
         assert!(window.nudge(7).is_none(), "nothing is held");
+        assert!(window.may_repeat(5) && !window.may_repeat(5) && window.may_repeat(6), "one a tick");
         assert!(window.offer(append(4, 0, 1), 100).is_none());
         window.clear();
         assert!(window.offer(append(3, 0, 1), 100).is_some());

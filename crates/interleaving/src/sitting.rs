@@ -75,7 +75,7 @@ impl Work for Adding {
     }
 
     fn borrower(&self) -> Borrower {
-        if self.lent_for > 0 { Borrower::PeerThread } else { Borrower::None }
+        if self.lent_for > 0 { Borrower::ClusterThreads } else { Borrower::None }
     }
 }
 
@@ -103,7 +103,7 @@ fn own(seat: &Seat<Adding>, inbox: &Arc<Inbox<Number>>, all: u8, lent_for: u8, t
 /// otherwise wakes the owner.
 fn borrow(seat: &Seat<Adding>, inbox: &Inbox<Number>, number: u8, is_done: bool) {
     if inbox.put_all(&mut vec![Number::New(number)], true) {
-        if seat.is_lent_to(Borrower::PeerThread) {
+        if seat.is_lent_to(Borrower::ClusterThreads) {
             let _ = seat.work_here(inbox, || is_done);
         } else {
             inbox.wake_receiver();

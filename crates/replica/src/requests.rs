@@ -19,7 +19,6 @@ use storage::checkpointer::{CheckpointError, Checkpointed, Relocation};
 use tokio::sync::oneshot;
 
 use crate::arrivals::Charge;
-use crate::inbox::Inbox;
 use crate::received::ReceivedState;
 use crate::stages::RoundTimes;
 
@@ -366,23 +365,4 @@ pub enum ReplyBody {
     Image(Arc<Head>, Box<AsOf>),
     /// The log's disk has too little space for the state that another member wants to send.
     Shortage(Shortage),
-}
-
-impl storage::opening::LogEvents for Inbox<CoreRequest> {
-    fn tell(&self, event: LogEvent) {
-        self.send(StorageRequest::Log(event));
-    }
-
-    fn receive_here(&self) {
-        Inbox::receive_here(self);
-    }
-
-    fn receive(&self, into: &mut Vec<LogEvent>, patience: Duration) {
-        let mut asked = Vec::new();
-        self.drain(&mut asked, patience, 1);
-        into.extend(asked.into_iter().filter_map(|request| match request {
-            CoreRequest::Storage(StorageRequest::Log(event)) => Some(event),
-            _ => None,
-        }));
-    }
 }

@@ -9,7 +9,8 @@
 //! The thread that receives these messages also sends the core's. So it runs the core's turn itself while
 //! the core's thread sleeps, which saves two wake-ups: the core's for the message, and its own for the
 //! response. It runs a single turn, and none if clients have sent much, because the network waits meanwhile:
-//! longer work is the owner's. A turn of a cluster's member never waits for a sync (`writing.rs`).
+//! longer work is the owner's. A turn of a cluster's member never waits for a sync (`writing.rs`). In the same way
+//! the log's thread runs the turn that follows the sync of a single entry: then no other batch is likely to wait.
 //!
 //! The `interleaving` crate also compiles this file and runs it under a model of memory.
 
@@ -54,8 +55,9 @@ pub enum Borrower {
     None,
     /// A shard whose only client writes, and waits for each answer.
     Shard,
-    /// The thread that receives the messages of other members.
-    PeerThread,
+    /// The threads that bring a member of a cluster its work: the one that receives the messages of other
+    /// members, and the log's after the sync of a single entry.
+    ClusterThreads,
 }
 
 /// Holds the work. The owner thread runs the turns, and lends the work to other threads while the owner
@@ -284,7 +286,7 @@ mod tests {
         }
 
         fn borrower(&self) -> Borrower {
-            Borrower::PeerThread
+            Borrower::ClusterThreads
         }
     }
 
@@ -306,7 +308,7 @@ mod tests {
         let borrowed = Arc::clone(&seat);
         let borrower = std::thread::spawn(move || {
             loop {
-                if borrowed.is_lent_to(Borrower::PeerThread) && inbox.put_all(&mut vec![()], true) {
+                if borrowed.is_lent_to(Borrower::ClusterThreads) && inbox.put_all(&mut vec![()], true) {
                     borrowed.work_here(&inbox, || false);
                 }
                 std::thread::yield_now();

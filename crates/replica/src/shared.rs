@@ -22,7 +22,7 @@ use crate::renewals::Renewals;
 pub use clients::Clients;
 pub use cluster::Cluster;
 use cluster::Leadership;
-pub use core_queues::CoreQueues;
+pub use core_queues::{CoreQueues, LogEventQueue};
 pub use data::Data;
 pub use diagnostics::{CoreMemory, Diagnostics};
 pub use ids::Ids;

@@ -20,11 +20,10 @@ use crate::peering::Peering;
 use clock::Clock;
 use config::Config;
 use replica::browsers::Browsers;
-use replica::core::{CoreRequest, Parts, StorageRequest, Thresholds};
+use replica::core::{Parts, StorageRequest, Thresholds};
 use replica::credentials::Credentials;
 use replica::expensive::ExpensiveCalls;
-use replica::inbox::Inbox;
-use replica::shared::{Clients, CoreQueues, Data, Diagnostics, Member, Published, Shared};
+use replica::shared::{Clients, CoreQueues, Data, Diagnostics, LogEventQueue, Member, Published, Shared};
 use replica::transfer;
 use storage::Identity;
 use storage::catch_up::FETCHES_MAX;
@@ -43,7 +42,7 @@ pub(crate) struct Setting {
     pub config: Config,
     pub disk: Arc<dyn Disk>,
     pub logger: Arc<Logger>,
-    pub inbox: Arc<Inbox<CoreRequest>>,
+    pub log_events: Arc<LogEventQueue>,
     pub clock: Clock,
     /// Number of event loops (shards) that serve clients.
     pub shards: usize,
@@ -77,7 +76,7 @@ pub(crate) struct Assembled {
 /// Builds the parts of a member. The links to the other members must be set in [`Shared::cluster`] before the
 /// member runs.
 pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
-    let Setting { config, disk, logger, inbox, clock, shards, threads, thresholds, credentials, random } =
+    let Setting { config, disk, logger, log_events, clock, shards, threads, thresholds, credentials, random } =
         setting;
     let Opened {
         identity,
@@ -112,7 +111,7 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
         member,
         clients(&config, credentials),
         state,
-        CoreQueues::new(inbox, shards),
+        CoreQueues::new(&log_events, shards),
         Data::new(log.values(), threads),
         diagnostics,
         seed,

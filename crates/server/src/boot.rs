@@ -33,9 +33,8 @@ use config::Config;
 use consistency::monitor::Monitor;
 use replica::cluster_version::minor;
 use replica::core::{ControlRequest, Core, Fatal, Parts, StorageRequest, Thresholds};
-use replica::inbox::Inbox;
 use replica::peer_links::PeerLinks;
-use replica::shared::Shared;
+use replica::shared::{LogEventQueue, Shared};
 use rpc::http::MetricsListener;
 use rpc::services::Services;
 use storage::DataDirError;
@@ -101,8 +100,8 @@ pub fn start(
         credentials(&config, &logger, processors()).map_err(StartError::Credentials)?;
     let disk: Arc<dyn Disk> = Arc::new(RealDisk);
     let began = Instant::now();
-    let inbox = Arc::new(Inbox::default());
-    let events: Arc<dyn LogEvents> = Arc::clone(&inbox) as _;
+    let log_events = Arc::new(LogEventQueue::default());
+    let events: Arc<dyn LogEvents> = Arc::clone(&log_events) as _;
     let opened = opening::open(&Opening {
         options: &storage_options(&config),
         disk: &disk,
@@ -132,7 +131,7 @@ pub fn start(
         config,
         disk,
         logger,
-        inbox,
+        log_events,
         clock,
         shards,
         threads: true,

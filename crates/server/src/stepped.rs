@@ -46,9 +46,8 @@ use config::Config;
 use consistency::monitor::{self, LeaderChecks};
 use replica::core::{ControlRequest, Core, CoreRequest, Fatal, StorageRequest};
 use replica::credentials::{CredentialOptions, Credentials};
-use replica::inbox::Inbox;
 use replica::peer_links::PeerLinks;
-use replica::shared::Shared;
+use replica::shared::{LogEventQueue, Shared};
 use replica::transfer::ReceiveError;
 use rpc::http::FrontCounters;
 use rpc::services::Services;
@@ -210,8 +209,8 @@ impl Stepped {
             beginning,
             switches,
         } = setup;
-        let inbox = Arc::new(Inbox::default());
-        let events: Arc<dyn LogEvents> = Arc::clone(&inbox) as _;
+        let log_events = Arc::new(LogEventQueue::default());
+        let events: Arc<dyn LogEvents> = Arc::clone(&log_events) as _;
         let began = clock.now();
         let opened = opening::open(&Opening {
             options: &storage_options(&config),
@@ -233,7 +232,7 @@ impl Stepped {
             config,
             disk,
             logger: Arc::clone(&logger),
-            inbox,
+            log_events,
             clock: Clock::by_hand(&clock),
             shards: 1,
             threads: false,

@@ -56,3 +56,22 @@ fn a_held_rate_is_held() {
     assert_eq!(run.series[0].count(), 1000, "all that was due, and nothing else");
     assert!(run.elapsed > Duration::from_millis(490), "{:?}", run.elapsed);
 }
+
+#[test]
+fn a_high_rate_does_not_set_a_timer_for_each_operation() {
+    let served = Served::start(Options::default());
+    let plan = Plan {
+        total: 40_000,
+        clients: 100,
+        connections: 2,
+        schedule: Schedule::Open(100_000.0),
+        ..Plan::default()
+    };
+    let range = Range { key: b"a".to_vec(), ..Range::default() };
+    let run = measure(&plan, &served.target(), |_| range.clone(), &mut Nobody).unwrap().remove(0);
+    assert_eq!(run.series[0].count(), 40_000);
+    // A timer expires a tenth of a millisecond after it was set at the earliest, and no other is set meanwhile.
+    let timers_max = run.elapsed.as_micros() as u64 / 100 + 1;
+    assert!(run.generator.timers <= timers_max, "{} timers in {:?}", run.generator.timers, run.elapsed);
+    assert!(run.generator.timers > 0, "the rate is held by timers");
+}

@@ -6,6 +6,7 @@ use planted::Bug;
 use raft::StateRole;
 use raft::eraftpb::{self, MessageType};
 
+use super::superfluous::drop_superseded;
 use super::{Node, Restoring, named};
 use crate::effects::{Append, ConfirmedRead, Effects, Restore};
 use crate::entry::{ConfChangeKind, Entry, HardState};
@@ -15,6 +16,7 @@ impl Node {
     /// Returns the actions that result from the events and requests so far; `None` if there is nothing more
     /// to do.
     pub fn effects(&mut self) -> Option<Effects> {
+        self.begin_reads();
         if !self.raw.has_ready() {
             let commit = self.given_out(Vec::new());
             self.assert_order(&commit);
@@ -139,6 +141,7 @@ impl Node {
 
     fn outgoing(&mut self) -> Vec<raftpb::Message> {
         let mut messages = self.outbox.take();
+        drop_superseded(&mut messages);
         if self.config.speaks_as_etcd {
             return messages.into_iter().map(wire::message_from_raft).collect();
         }

@@ -13,10 +13,6 @@ use crate::event::Refusal;
 use crate::validate;
 use crate::wire::{self, BINDS_AND_NO_ETCD, BINDS_PROPOSALS, RUNS_MAINSTAY};
 
-/// Maximum number of reads for which a leader awaits confirmation at the same time. Further reads are
-/// refused.
-const PENDING_READS_MAX: usize = 4096;
-
 /// Maximum number of membership changes, forwarded by other members, that wait for an earlier one. Further
 /// ones are refused.
 const EARLY_CHANGES_MAX: usize = 64;
@@ -93,8 +89,9 @@ impl Node {
             }
             _ => {}
         }
+        let before = self.before(&message);
         match self.raw.step(message) {
-            Ok(()) => {}
+            Ok(()) => self.drop_superfluous(kind, &before),
             Err(raft::Error::ProposalDropped) => return Err(Refusal::NoLeader),
             Err(e) => return Err(other(e)),
         }
@@ -183,35 +180,6 @@ impl Node {
             // If raft drops this forwarded membership change, it is as if the network had lost it, so the
             // error is ignored.
             let _ = self.raw.raft.step(message);
-        }
-    }
-
-    /// Handles a read of a client or a follower. A leader does not know the commit index before it has
-    /// committed an entry of its own term. The raft crate drops reads that arrive before that, so they wait
-    /// in `early_reads`.
-    pub(super) fn read(&mut self, message: eraftpb::Message) -> Result<(), Refusal> {
-        let raft = &mut self.raw.raft;
-        if raft.pending_read_count() + self.early_reads.len() >= PENDING_READS_MAX {
-            return Err(other("too many reads wait for confirmation"));
-        }
-        if raft.state == StateRole::Leader && !raft.commit_to_current_term() {
-            self.early_reads.push(message);
-            return Ok(());
-        }
-        raft.step(message).map_err(other)
-    }
-
-    pub(super) fn settle_reads(&mut self) {
-        if self.early_reads.is_empty() {
-            return;
-        }
-        if self.raw.raft.state != StateRole::Leader {
-            self.early_reads.clear();
-        } else if self.raw.raft.commit_to_current_term() {
-            for message in std::mem::take(&mut self.early_reads) {
-                let taken = self.raw.raft.step(message);
-                assert!(taken.is_ok(), "a leader takes reads");
-            }
         }
     }
 

@@ -3,6 +3,7 @@
 #![allow(clippy::disallowed_methods, reason = "tests may use threads and the environment")]
 
 mod chaos;
+mod messages;
 mod refusals;
 mod scenarios;
 mod sim;

@@ -282,6 +282,11 @@ impl Sim {
         self.members[&id].node()
     }
 
+    /// Returns a member's node without carrying out its effects.
+    pub fn node_mut(&mut self, id: u64) -> &mut Node {
+        self.members.get_mut(&id).and_then(|member| member.node.as_mut()).expect("it runs")
+    }
+
     pub fn running(&self) -> Vec<u64> {
         self.members.values().filter(|m| m.node.is_some()).map(|m| m.id).collect()
     }

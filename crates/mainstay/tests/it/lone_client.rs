@@ -71,21 +71,22 @@ fn a_client_alone_is_lent_the_core_unless_it_does_more_than_write() {
 }
 
 #[test]
-fn in_a_cluster_the_core_is_lent_to_the_thread_of_the_other_members() {
+fn in_a_cluster_the_core_is_lent_to_the_threads_of_the_other_members_and_of_the_log() {
     let cluster = Cluster::start("lent-to-peers", 3, &[]);
-    let lent_to_peers = |at| counted(cluster.member(at), "mainstay_core_lent_to_peers_total");
+    let lent_to = |thread, at| counted(cluster.member(at), &format!("mainstay_core_lent_to_{thread}_total"));
     run(async {
         let follower = (cluster.leader().await + 1) % 3;
         let client = cluster.client(follower).await;
-        let before: Vec<u64> = (0..3).map(lent_to_peers).collect();
-        // Each put brings a message to each member; other work of the core may now and then keep it awake.
+        let lent_to_each = || ["peers", "log"].map(|thread| [0, 1, 2].map(|at| lent_to(thread, at))).concat();
+        let before = lent_to_each();
+        // Each put brings each member a message, and a sync; other work of the core may now and then keep it awake.
         let mut puts = 0;
         eventually("the core of each member is lent", TIMEOUT, async || {
             for _ in 0..PUTS {
                 client.put(format!("k/{puts}"), "x").await.expect("puts are served");
                 puts += 1;
             }
-            (0..3).all(|at| lent_to_peers(at) > before[at] + PUTS / 4).then_some(())
+            lent_to_each().iter().zip(&before).all(|(now, then)| *now > then + PUTS / 4).then_some(())
         })
         .await;
         assert_eq!(

@@ -103,6 +103,9 @@ pub(super) struct RoundConditions {
     pub can_ask: bool,
     /// Minimum time between two ReadIndex rounds, so that several reads share a round.
     pub pace: Duration,
+    /// True if proposals leave in this turn: the messages of a round then share their writes and wake-ups, so a
+    /// round need not wait for more reads.
+    pub rides: bool,
 }
 
 /// Actions that the core has to take for rounds that are not confirmed in time.
@@ -245,6 +248,9 @@ impl Reads {
         if let Some(left) = refused.filter(|left| !left.is_zero()) {
             return Some(left);
         }
+        if footing.rides {
+            return Some(Duration::ZERO);
+        }
         let since = |began: Instant| now.saturating_duration_since(began);
         // If few reads share a round, a pause would only delay them, so none is made.
         let pace = if self.shared16 < 16 * SHARED_ROUND { Duration::ZERO } else { footing.pace };
@@ -319,7 +325,7 @@ impl Reads {
 mod tests {
     use super::*;
 
-    const FOOTING: RoundConditions = RoundConditions { can_ask: true, pace: Duration::ZERO };
+    const FOOTING: RoundConditions = RoundConditions { can_ask: true, pace: Duration::ZERO, rides: false };
 
     fn read(slot: u32) -> RoundRequest {
         RoundRequest::Read(RequestId { shard: 0, slot, generation: 0 })

@@ -309,10 +309,10 @@ impl Core {
             self.take(request, now)?;
         }
         self.space.room.retry(&mut self.log)?;
-        self.propose_gathered(now);
+        let proposed = self.propose_gathered(now);
         self.hold_departures(now);
         self.propose_change(now);
-        self.start_round(now);
+        self.start_round(proposed, now);
         self.tick(now)?;
         self.lease_slices(now);
         let writes_here = self.writes_here(self.proposals.open(), now);
@@ -440,14 +440,14 @@ impl Work for Core {
         Core::before_sleep(self)
     }
 
-    /// In a cluster, lends the core to the thread that receives the messages of other members. A member
+    /// In a cluster, lends the core to the threads of the other members and of the log. A member
     /// without others lends the core to a shard if no other work is in flight and the core would itself write
     /// to the log a write that arrives now.
     fn borrower(&self) -> Borrower {
         if self.lifecycle.is_parked() || self.lifecycle.is_stopping() || !self.machine.is_whole() {
             Borrower::None
         } else if self.machine.members.by_id.len() > 1 {
-            Borrower::PeerThread
+            Borrower::ClusterThreads
         } else if self.proposals.open() == 0 && self.writes_here(1, self.shared.member.clock.now()) {
             Borrower::Shard
         } else {

@@ -1,32 +1,86 @@
 //! The queues between the core and the other threads, and the limits for the requests and messages in them.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::time::Duration;
 
 use api::{Status, error};
+use log::LogEvent;
+use storage::opening::LogEvents;
 use tokio::sync::oneshot;
 
 use crate::arrivals::Arrivals;
 use crate::attendance::Attendance;
 use crate::core::Core;
 use crate::inbox::{Inbox, Outbox};
-use crate::requests::{CoreRequest, Reply, RequestId};
+use crate::requests::{CoreRequest, Reply, RequestId, StorageRequest};
 use crate::seat::{Borrower, Seat};
 
 /// Maximum total size in bytes of the commands that shards have sent and that the core has not proposed yet.
 /// Further commands are refused with `too many requests`.
 const PROPOSAL_BYTES_MAX: usize = 512 << 20;
 
-/// Maximum number of requests in a turn that the thread of the other members runs. More of them come from
+/// Maximum number of requests in a turn that the thread of the other members or of the log runs. More of them come from
 /// clients, whose requests wait for the tick or for a round: the network should not have to wait for those.
 const BORROWED_MAX: usize = 32;
+
+/// Maximum number of entries in a batch after whose sync the log's thread runs a turn of the core. With more, the
+/// next batch waits already, or would be smaller because it is proposed earlier.
+const BORROWED_ENTRIES_MAX: usize = 1;
+
+/// Passes the log's events to the core, whose inbox it holds. It is made before the core and its other queues.
+#[derive(Default)]
+pub struct LogEventQueue {
+    /// Queue of requests to the core.
+    pub inbox: Arc<Inbox<CoreRequest>>,
+    seat: Arc<Seat<Core>>,
+    /// Number of syncs after which a turn of the core ran on the log's thread.
+    lent: Arc<AtomicU64>,
+}
+
+impl LogEvents for LogEventQueue {
+    /// Sends the event to the core. If the core of a cluster's member lends its work, and the event is the sync
+    /// of a small batch, a turn of the core runs within this call (`seat.rs`).
+    fn tell(&self, event: LogEvent) {
+        let is_small =
+            matches!(&event, LogEvent::Synced(synced) if synced.locations.len() <= BORROWED_ENTRIES_MAX);
+        if !self.inbox.put(StorageRequest::Log(event)) {
+            return;
+        }
+        if is_small
+            && self.seat.is_lent_to(Borrower::ClusterThreads)
+            && !self.inbox.has_more_than(BORROWED_MAX)
+        {
+            if self.seat.work_here(&self.inbox, || true) {
+                self.lent.fetch_add(1, Ordering::Relaxed);
+            }
+        } else {
+            self.inbox.wake_receiver();
+        }
+    }
+
+    fn receive_here(&self) {
+        self.inbox.receive_here();
+    }
+
+    fn receive(&self, into: &mut Vec<LogEvent>, patience: Duration) {
+        let mut asked = Vec::new();
+        self.inbox.drain(&mut asked, patience, 1);
+        into.extend(asked.into_iter().filter_map(|request| match request {
+            CoreRequest::Storage(StorageRequest::Log(event)) => Some(event),
+            _ => None,
+        }));
+    }
+}
 
 /// Queues to and from the core, and the conditions under which an arriving request wakes the core.
 pub struct CoreQueues {
     /// Queue of requests to the core.
     pub inbox: Arc<Inbox<CoreRequest>>,
     /// Lends the core's turns to other threads. Used only if the core runs on its own thread.
-    pub seat: Seat<Core>,
+    pub seat: Arc<Seat<Core>>,
+    /// Number of syncs after which the log's thread ran a turn of the core.
+    pub lent_to_log: Arc<AtomicU64>,
     /// Queues of replies from the core, one for each shard.
     pub outboxes: Vec<Outbox<Reply>>,
     /// Limits the memory of messages from other members that wait for the core.
@@ -43,12 +97,13 @@ pub struct CoreQueues {
 }
 
 impl CoreQueues {
-    /// Returns the queues for a core that receives its requests from `inbox`, with a queue of replies for
-    /// each of `shards` shards.
-    pub fn new(inbox: Arc<Inbox<CoreRequest>>, shards: usize) -> CoreQueues {
+    /// Returns the queues for a core that receives its requests from the queue of the log's events, with a queue
+    /// of replies for each of `shards` shards.
+    pub fn new(log_events: &LogEventQueue, shards: usize) -> CoreQueues {
         CoreQueues {
-            inbox,
-            seat: Seat::default(),
+            inbox: Arc::clone(&log_events.inbox),
+            seat: Arc::clone(&log_events.seat),
+            lent_to_log: Arc::clone(&log_events.lent),
             outboxes: (0..shards).map(|_| Outbox::default()).collect(),
             arrivals: Arrivals::default(),
             attendance: Attendance::new(shards),
@@ -104,7 +159,7 @@ impl CoreQueues {
         if !self.inbox.put(request) {
             return false;
         }
-        if self.seat.is_lent_to(Borrower::PeerThread) && !self.inbox.has_more_than(BORROWED_MAX) {
+        if self.seat.is_lent_to(Borrower::ClusterThreads) && !self.inbox.has_more_than(BORROWED_MAX) {
             // A second turn is the owner's, so that what the first one sends leaves at once.
             return self.seat.work_here(&self.inbox, || true);
         }

@@ -36,6 +36,7 @@ pub fn scrape(shared: &Shared, counters: &FrontCounters, tells_names: bool) -> S
     let counters = counters.0.lock().unwrap_or_else(PoisonError::into_inner);
     copy_front(&shared.diagnostics.metrics, &counters);
     copy_log(&shared.diagnostics.metrics, shared.data.values.figures());
+    shared.diagnostics.metrics.disk.core_lent_to_log.raise_to(shared.core.lent_to_log.load(Relaxed));
     copy_state(shared, &shared.state.load());
     copy_heavy(shared, tells_names && shared.diagnostics.heavy_hitters_in_metrics);
     shared.diagnostics.metrics.network.expensive_refused.raise_to(shared.clients.expensive.refused());

@@ -19,7 +19,9 @@ use disk::MemDisk;
 use machine::{Command, Machine, Rules};
 use numbers::{ClusterId, Index, MemberId, Revision, Seconds, Term};
 use prost::Message as _;
-use replica::shared::{Clients, CoreQueues, Data, Diagnostics, Limits, Member, Published, Shared};
+use replica::shared::{
+    Clients, CoreQueues, Data, Diagnostics, Limits, LogEventQueue, Member, Published, Shared,
+};
 use rpc::http::{self, FrontCounters, MetricsListener};
 use storage::Identity;
 use storage::values::LogValues;
@@ -111,7 +113,7 @@ fn shared(state: Published, values: log::Values) -> Shared {
     let metrics = Arc::new(Metrics::new(RPCS, MetricsDetail::Basic));
     let member = Member::new(identity, limits);
     let diagnostics = Diagnostics::new(metrics, member.clock.now());
-    let (core, data) = (CoreQueues::new(Arc::default(), 1), Data::new(values, true));
+    let (core, data) = (CoreQueues::new(&LogEventQueue::default(), 1), Data::new(values, true));
     Shared::new(member, Clients::default(), state, core, data, diagnostics, 1)
 }
 

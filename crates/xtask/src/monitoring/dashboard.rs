@@ -287,10 +287,13 @@ const ROWS: &[(&str, &[Written])] = &[
                 ],
             ),
             chart(
-                "Batches from members without a wake-up",
+                "Work without a wake-up of the core",
                 "cps",
-                "Batches of messages that the receiving thread processed while the core's thread slept.",
-                &[("rate(mainstay_core_lent_to_peers_total{#}[$__rate_interval])", "{{instance}}")],
+                "Batches of messages of members, and syncs, that the receiving thread or the log's thread processed while the core's thread slept.",
+                &[
+                    ("rate(mainstay_core_lent_to_peers_total{#}[$__rate_interval])", "{{instance}} messages"),
+                    ("rate(mainstay_core_lent_to_log_total{#}[$__rate_interval])", "{{instance}} syncs"),
+                ],
             ),
             chart(
                 "Trouble between members",

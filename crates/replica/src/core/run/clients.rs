@@ -34,7 +34,7 @@ impl Core {
     fn footing(&self) -> RoundConditions {
         let can_ask = self.node.status().leader.is_some()
             && (!self.leadership.leads() || self.leadership.has_settled());
-        RoundConditions { can_ask, pace: self.pace.cpu.pace() }
+        RoundConditions { can_ask, pace: self.pace.cpu.pace(), rides: false }
     }
 
     /// Returns the time until the next round may begin for the waiting reads, see
@@ -43,8 +43,9 @@ impl Core {
         if self.reads.is_waiting() { self.reads.wait(self.footing(), now) } else { None }
     }
 
-    /// Begins a ReadIndex round for the waiting reads, if a leader can be asked and the pause has passed.
-    pub(super) fn start_round(&mut self, now: Instant) {
+    /// Begins a ReadIndex round for the waiting reads, if a leader can be asked, and if the pause has passed or
+    /// proposals leave in this turn (`rides`).
+    pub(super) fn start_round(&mut self, rides: bool, now: Instant) {
         if !self.reads.is_waiting() {
             return;
         }
@@ -53,7 +54,7 @@ impl Core {
             self.grant(wants, None, now);
             return;
         }
-        let footing = self.footing();
+        let footing = RoundConditions { rides, ..self.footing() };
         if let Some(number) = self.reads.begin(footing, || self.shared.ids.command_id(), now)
             && self.node.request(Request::Read(number)).is_err()
         {
@@ -301,11 +302,11 @@ impl Core {
     }
 
     /// Proposes the gathered commands, unless the batch should wait for more commands, for space in the log's
-    /// queue, or for a leader.
-    pub(super) fn propose_gathered(&mut self, now: Instant) {
+    /// queue, or for a leader. Returns true if messages with proposals leave in this turn.
+    pub(super) fn propose_gathered(&mut self, now: Instant) -> bool {
         self.proposals.look(self.is_proposing(), now);
         if !self.proposals.has_gathered() || self.batching_wait(now).is_some() {
-            return;
+            return false;
         }
         let mut ground = self.ground();
         let (room, log, node, logger) = (&self.space.room, &self.log, &mut self.node, &self.logger);
@@ -313,14 +314,14 @@ impl Core {
         let take = |message| step_received(node, logger, message);
         let forwarded_bytes = self.proposals.go(ground, thin_out, take, now);
         if !self.proposals.has_own() {
-            return;
+            return forwarded_bytes > 0;
         }
         if self.lifecycle.is_stopping() {
             for proposal in self.proposals.take_all() {
                 self.shared.core.proposal_taken(proposal.data.len());
                 self.refuse(proposal.request_id, error::STOPPED);
             }
-            return;
+            return forwarded_bytes > 0;
         }
         if !self.space.room.has_plenty(&self.log) {
             self.refuse_without_room();
@@ -331,15 +332,16 @@ impl Core {
         let batch = self.proposals.next_batch(ground);
         let count = batch.len();
         if count == 0 {
-            return;
+            return forwarded_bytes > 0;
         }
         if self.node.request(Request::Propose(batch)).is_err() {
             self.proposals.refused();
-            return;
+            return forwarded_bytes > 0;
         }
         self.proposals.gathered_through(self.node.status().last);
         let given = self.given();
         self.proposals.proposed(count, given, |bytes| self.shared.core.proposal_taken(bytes));
+        true
     }
 
     fn ground(&self) -> ProposalLimits {

@@ -25,7 +25,9 @@ use numbers::{ClusterId, Index, LeaseId, MemberId, Revision, Seconds, Term};
 use prost::Message as _;
 
 use crate::watch::{Anyone, Hub, Permit, Requests, Responses};
-use replica::shared::{Clients, CoreQueues, Data, Diagnostics, Limits, Member, Published, Shared};
+use replica::shared::{
+    Clients, CoreQueues, Data, Diagnostics, Limits, LogEventQueue, Member, Published, Shared,
+};
 use storage::Identity;
 use storage::readers::{Readers, Reading, place_of};
 use storage::values::Source;
@@ -111,7 +113,7 @@ impl World {
         let identity = Identity { member_id: 2, cluster_id: 1 };
         let member = Member::new(identity, limits);
         let diagnostics = Diagnostics::new(metrics, member.clock.now());
-        let (core, data) = (CoreQueues::new(Arc::default(), 1), Data::new(log.values(), true));
+        let (core, data) = (CoreQueues::new(&LogEventQueue::default(), 1), Data::new(log.values(), true));
         let shared = Shared::new(member, Clients::default(), state, core, data, diagnostics, 1);
         let shared = Arc::new(shared);
         let readers = Some(Readers::by_hand(log.values()));
