@@ -7,9 +7,9 @@
 //! * [`checkpointer`] writes checkpoints and finds values that have to be moved out of old segments;
 //!   [`terms`] encodes the raft terms that are stored with a checkpoint.
 //! * [`values`] reads values that are in memory, large values in parts through [`buffers`] or, for several
-//!   responses at the same time, once ([`shared_values`]), and neighboring values with [`read_ahead`]; [`readers`] are threads that wait for the disk on behalf of threads that
-//!   must not wait, and [`block_on`] runs a future on a thread that may block. [`catch_up`] reads log entries
-//!   for followers that lag.
+//!   responses at the same time, once ([`shared_values`]), and neighboring values with [`read_ahead`];
+//!   [`readers`] are threads that wait for the disk on behalf of threads that must not wait, and [`block_on`]
+//!   runs a future on a thread that may block. [`catch_up`] reads log entries for followers that lag.
 //! * [`restoration`] creates a data directory from an external state; [`stopped`] reads a data directory
 //!   without starting a member.
 //! * [`taken_over`] marks a directory that was taken over from etcd and still contains etcd's files, and

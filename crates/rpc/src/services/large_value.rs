@@ -22,8 +22,9 @@
 //!
 //! If another response is already sending the same value, the value is read into a buffer as a whole and
 //! verified, and later responses send slices of that buffer ([`storage::shared_values`]): they read nothing,
-//! compute no checksum and copy nothing. A thousand clients that read one value at the same time, for example
-//! after a restart, so cost one read. The bytes of the buffer cannot change, so the last part needs no check.
+//! compute no checksum and copy nothing. So if a thousand clients read one value at the same time, for
+//! example after a restart, nearly all of them share one read. The bytes of the buffer cannot change, so the
+//! last part needs no check.
 //!
 //! Each part is read from the state of the response, which is protected from compaction only for a limited
 //! time (COMPAT-80). So a response that was partly sent to a slow client is reset when a compaction has
@@ -159,8 +160,8 @@ impl LargeValue {
         if self.is_next {
             return self.first(BytesMut::new(), version, projection, values, wanted);
         }
-        if self.whole().is_some() {
-            return Ok(self.slice(version, projection, wanted));
+        if let Some(whole) = self.whole().cloned() {
+            return Ok(self.slice(&whole, version, projection, wanted));
         }
         self.part(&[], version, projection, values, wanted)
     }
@@ -170,10 +171,11 @@ impl LargeValue {
         self.shared.as_ref()?.whole()
     }
 
-    /// Returns the next part, of at most `wanted` bytes, from the buffer that several responses share. The
-    /// part is not copied. The fields after the value, if there are any, are a part of their own.
-    fn slice(mut self, version: Version<'_>, projection: Projection, wanted: usize) -> Part {
-        let (at, whole) = (self.at, self.whole().cloned().unwrap_or_default());
+    /// Returns the next part, of at most `wanted` bytes, from `whole`, the value in the buffer that several
+    /// responses share. The part is not copied. The fields after the value, if there are any, are a part of
+    /// their own.
+    fn slice(mut self, whole: &Bytes, version: Version<'_>, projection: Projection, wanted: usize) -> Part {
+        let at = self.at;
         let end = whole.len().min(at + wanted.max(1));
         let mut after = BytesMut::new();
         if end == whole.len() {
