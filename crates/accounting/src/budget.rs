@@ -642,7 +642,7 @@ impl Account {
     /// Counts bytes that a service holds for this connection, until the result is dropped.
     pub fn hold(self: &Rc<Self>, bytes: usize) -> Held {
         self.charge(bytes);
-        Held { account: self.clone(), bytes }
+        Held { account: self.clone(), bytes: Cell::new(bytes) }
     }
 }
 
@@ -665,23 +665,23 @@ impl Drop for Account {
 #[derive(Debug)]
 pub struct Held {
     account: Rc<Account>,
-    bytes: usize,
+    bytes: Cell<usize>,
 }
 
 impl Held {
     /// Changes the number of counted bytes to `bytes`.
-    pub fn set(&mut self, bytes: usize) {
-        if bytes > self.bytes {
-            self.account.charge(bytes - self.bytes);
+    pub fn set(&self, bytes: usize) {
+        let before = self.bytes.replace(bytes);
+        if bytes > before {
+            self.account.charge(bytes - before);
         } else {
-            self.account.release(self.bytes - bytes);
+            self.account.release(before - bytes);
         }
-        self.bytes = bytes;
     }
 
     /// Returns the number of bytes that count in the account.
     pub fn bytes(&self) -> usize {
-        self.bytes
+        self.bytes.get()
     }
 
     /// Returns the account in which the bytes count.
@@ -692,7 +692,7 @@ impl Held {
 
 impl Drop for Held {
     fn drop(&mut self) {
-        self.account.release(self.bytes);
+        self.account.release(self.bytes.get());
     }
 }
 
@@ -859,7 +859,7 @@ mod tests {
             let (leaving, held) = thread::scope(|scope| {
                 let large = scope.spawn(|| {
                     let account = budget.open(peer(1));
-                    let mut held = account.hold(50 * MIB);
+                    let held = account.hold(50 * MIB);
                     has_begun.wait();
                     ORDER.set(Some((order.clone(), OWN)));
                     held.set(if grows { 55 * MIB } else { 45 * MIB });

@@ -28,7 +28,8 @@ const WAITING_MAX: usize = 4096;
 ///   a sole voter becomes leader before its vote for itself is on disk, and if it sent its learners entries
 ///   of that term and crashed, it would lead the same term again with other entries. The response to a
 ///   heartbeat acknowledges the leader's term; if a crash made the member forget that term, it could follow
-///   an older leader. A rejection or a forwarded request contains at most the term. None of these messages
+///   an older leader. A rejection or a forwarded proposal contains at most the term.
+///   A forwarded read acknowledges it, like a heartbeat response (`node/reads.rs`). None of these messages
 ///   depends on entries, so a linearizable read never waits for the sync of a write. The commit index is no
 ///   promise: only leaders send it, and they compute it from acknowledged syncs. The exception is the commit
 ///   of a member's removal, which no member may forget: all later messages, including reads and transfers of

@@ -154,7 +154,10 @@ impl Call {
             Call::Pending(pending) => pending.step(around, service, cx),
             Call::Finished(finished) => finished.step(around, service, cx),
             Call::Pieces(pieces) => pieces.step(around, cx),
-            Call::Streaming(streaming) => streaming.step(around, cx),
+            Call::Streaming(mut streaming) => match streaming.poll(around, cx) {
+                Poll::Ready(()) => Step::Over,
+                Poll::Pending => Step::Wait(Call::Streaming(streaming)),
+            },
             Call::Page(page) => match page.step(around, cx) {
                 Some(page) => Step::Wait(Call::Page(page)),
                 None => Step::Over,
@@ -627,7 +630,8 @@ impl PiecewiseAnswer {
 }
 
 impl StreamingCall {
-    fn step(mut self: Box<Self>, around: &Rc<ConnectionContext>, cx: &mut Context<'_>) -> Step {
+    /// Continues the call as far as possible now. Becomes ready when the call has ended.
+    pub(crate) fn poll(&mut self, around: &Rc<ConnectionContext>, cx: &mut Context<'_>) -> Poll<()> {
         let counters = &around.shard.counters;
         let polled = self.future.as_mut().poll(cx);
         around.note_examined();
@@ -636,14 +640,14 @@ impl StreamingCall {
                 let code = result.as_ref().err().map_or(Code::Ok, |status| status.code);
                 counters.handled(self.sending.method, code);
                 self.sending.finish(&result);
-                Step::Over
+                Poll::Ready(())
             }
             Poll::Pending if self.sending.is_gone() => {
                 counters.handled(self.sending.method, Code::Canceled);
                 self.sending.reset(Reason::CANCEL);
-                Step::Over
+                Poll::Ready(())
             }
-            Poll::Pending => Step::Wait(Call::Streaming(self)),
+            Poll::Pending => Poll::Pending,
         }
     }
 }

@@ -6,7 +6,7 @@ use std::task::Waker;
 
 use http2::Key;
 
-use crate::call::Call;
+use crate::call::{Call, StreamingCall};
 use crate::turn::{SlotWake, Turn};
 
 /// Open calls, indexed by the slot that the HTTP/2 engine has given to their stream. A slot is reused by
@@ -89,6 +89,18 @@ impl Calls {
         (*its == key).then_some(call)
     }
 
+    /// Returns the streaming call in a slot, and the waker for the slot; `None` if the slot has no streaming
+    /// call.
+    pub(crate) fn streaming(
+        &mut self,
+        slot: usize,
+        turn: &Arc<Turn>,
+    ) -> Option<(Key, &mut StreamingCall, &Waker)> {
+        let CallSlot { call, waker } = self.slots.as_mut()?.get_mut(slot)?;
+        let Some((key, Call::Streaming(streaming))) = call else { return None };
+        Some((*key, streaming, waker.get_or_insert_with(|| slot_waker(slot, turn))))
+    }
+
     /// Removes and returns a call.
     pub(crate) fn take(&mut self, key: Key) -> Option<Call> {
         let slot = self.slots.as_mut()?.get_mut(key.slot())?;
@@ -105,8 +117,7 @@ impl Calls {
 
     /// Returns the waker for the calls in a slot.
     pub(crate) fn waker(&mut self, slot: usize, turn: &Arc<Turn>) -> &Waker {
-        let fresh = || Waker::from(Arc::new(SlotWake { turn: turn.clone(), slot: slot as u32 }));
-        self.slot(slot).waker.get_or_insert_with(fresh)
+        self.slot(slot).waker.get_or_insert_with(|| slot_waker(slot, turn))
     }
 
     /// Frees the memory of all slots after the last one that has a call.
@@ -119,4 +130,8 @@ impl Calls {
             slots.shrink_to_fit();
         }
     }
+}
+
+fn slot_waker(slot: usize, turn: &Arc<Turn>) -> Waker {
+    Waker::from(Arc::new(SlotWake { turn: turn.clone(), slot: slot as u32 }))
 }

@@ -433,6 +433,15 @@ impl Connection {
 
     /// Steps the call in a slot, if the slot has a call.
     fn step(&mut self, slot: usize) {
+        // A streaming call is stepped where it is, because some streams are stepped for every event.
+        if let Some((key, streaming, waker)) = self.calls.streaming(slot, &self.around.turn) {
+            let polled = streaming.poll(&self.around, &mut Context::from_waker(waker));
+            self.note_use();
+            if polled.is_ready() {
+                drop(self.calls.take(key));
+            }
+            return;
+        }
         let Some(key) = self.calls.at(slot) else { return };
         let Some(call) = self.calls.take(key) else { return };
         self.note_use();

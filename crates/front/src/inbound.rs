@@ -100,6 +100,9 @@ impl Wire {
         if self.ended {
             return Poll::Ready(Ok(None));
         }
+        if self.stream.is_waiting(cx) {
+            return Poll::Pending;
+        }
         loop {
             ready!(self.stream.poll_turn(cx));
             let assembled = self.stream.cut(&mut self.assembler).inspect_err(|_| self.ended = true)?;

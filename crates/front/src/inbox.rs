@@ -151,6 +151,12 @@ impl RequestStream {
         Poll::Pending
     }
 
+    /// Returns true if nothing has arrived since [`RequestStream::poll_more`] was pending for this task.
+    pub(crate) fn is_waiting(&self, cx: &Context<'_>) -> bool {
+        // Whatever arrives takes the waker out.
+        self.inbox.0.borrow().waker.as_ref().is_some_and(|waker| waker.will_wake(cx.waker()))
+    }
+
     /// Waits until there are received bytes to take; `None` at the end of the body.
     pub(crate) fn poll_more(&mut self, cx: &mut Context<'_>) -> Poll<Option<Result<(), CutOff>>> {
         let mut contents = self.inbox.0.borrow_mut();

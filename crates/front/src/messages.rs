@@ -39,14 +39,40 @@ impl Messages {
     ///
     /// If the message is 4 GiB or longer.
     pub fn push<const PARTS: usize>(&mut self, parts: [&[u8]; PARTS]) {
+        let before = self.bytes.len();
+        Messages::frame(&mut self.bytes, parts);
+        self.note_pushed(self.bytes.len() - before);
+    }
+
+    /// Appends one message that [`Messages::frame`] has put after its prefix. That is cheaper than
+    /// [`Messages::push`] if the same message is added to many collections.
+    pub fn push_framed(&mut self, framed: &[u8]) {
+        debug_assert!(
+            framed.get(..PREFIX_BYTES) == Some(&http2::message_prefix(framed.len() - PREFIX_BYTES)[..]),
+            "a framed message begins with its prefix"
+        );
+        self.bytes.extend_from_slice(framed);
+        self.note_pushed(framed.len());
+    }
+
+    /// Appends to `out` a message that consists of these parts, after its prefix of
+    /// [`Messages::wire_len`]`(0)` bytes.
+    ///
+    /// # Panics
+    ///
+    /// If the message is 4 GiB or longer.
+    pub fn frame<const PARTS: usize>(out: &mut Vec<u8>, parts: [&[u8]; PARTS]) {
         let len: usize = parts.iter().map(|part| part.len()).sum();
-        self.bytes.reserve(PREFIX_BYTES + len);
-        self.bytes.extend_from_slice(&http2::message_prefix(len));
+        out.reserve(PREFIX_BYTES + len);
+        out.extend_from_slice(&http2::message_prefix(len));
         for part in parts {
-            self.bytes.extend_from_slice(part);
+            out.extend_from_slice(part);
         }
+    }
+
+    fn note_pushed(&mut self, wire_bytes: usize) {
         self.count += 1;
-        self.longest = self.longest.max(len);
+        self.longest = self.longest.max(wire_bytes - PREFIX_BYTES);
     }
 
     /// Removes and returns the first message.
@@ -132,7 +158,13 @@ mod tests {
         let mut messages = Messages::default();
         for message in &all {
             let (first, rest) = message.split_at(message.len() / 3);
-            messages.push([first, rest]);
+            if message.len() % 2 == 0 {
+                messages.push([first, rest]);
+            } else {
+                let mut framed = Vec::new();
+                Messages::frame(&mut framed, [first, rest]);
+                messages.push_framed(&framed);
+            }
         }
         assert_eq!(messages.len(), all.len());
         assert_eq!(

@@ -20,8 +20,8 @@ use crate::{
     ReleaseError, Replayed, SegmentState, Space, Synced, Values, recovery,
 };
 
-/// Callback for events. It is called on the thread that writes the log. The callback must return quickly,
-/// because that thread writes nothing meanwhile.
+/// Callback for events. It is called on the thread that writes the log, which writes nothing meanwhile. So the
+/// callback must return quickly, unless no further batch is queued ([`Synced::is_last`]).
 pub type OnEvent = Box<dyn FnMut(LogEvent) + Send>;
 
 /// Time after which a writer that waits for a segment checks again, even if it was not notified.
@@ -561,7 +561,11 @@ impl Worker {
             self.writer.commit(&mut self.requests, &mut self.releases, &mut synced)
         };
         let bytes_done = bytes_before - self.bytes_in_hand();
-        self.queue.lock().bytes -= bytes_done;
+        {
+            let mut waiting = self.queue.lock();
+            waiting.bytes -= bytes_done;
+            synced.is_last = self.requests.is_empty() && waiting.requests.is_empty();
+        }
         if outcome.is_ok() {
             self.report(synced);
         }

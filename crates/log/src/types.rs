@@ -126,6 +126,8 @@ pub struct Synced {
     pub locations: Vec<EntryPlace>,
     /// Location of each value of [`Batch::values`] that this sync made durable.
     pub values: Vec<(ValueId, Location)>,
+    /// True if no further batch was queued when this sync ended.
+    pub is_last: bool,
     /// Time at which the write ended and its sync began; `None` if nothing was written.
     pub written: Option<Instant>,
     /// Duration of the sync; `None` if nothing was synced, or if the log has no threads, because a simulation

@@ -28,10 +28,12 @@ impl AppEncoder {
     pub(crate) fn encode(&mut self, message: Message, into: &mut FrameBuffer) {
         let (term, index) = (message.term.unwrap_or(0), message.index.unwrap_or(0));
         let follows = self.index == index && self.term == message.log_term.unwrap_or(0) && self.term == term;
-        // The short form has no space for further fields. raft sets none of them in a MsgApp. But if one is
-        // set, the whole message is sent, so that the field is not lost.
-        let is_plain =
-            message.context.is_none() && message.responses.is_empty() && message.snapshot.is_none();
+        // The short form has no space for further fields. If one is set, such as the hint with which a leader
+        // marks a probe, the whole message is sent, so that the field is not lost.
+        let is_plain = message.context.is_none()
+            && message.responses.is_empty()
+            && message.snapshot.is_none()
+            && message.reject_hint.unwrap_or(0) == 0;
         if follows && is_plain {
             into.put_u8(APP_ENTRIES);
             into.put_u64(message.entries.len() as u64);

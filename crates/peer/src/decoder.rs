@@ -323,10 +323,12 @@ mod tests {
             // The log term 5 differs from the state's term 6.
             app(6, 5, 11, vec![entry(6, 12, "e")], 11),
             app(6, 6, 12, vec![], 12),
+            // The short form has no space for the hint of a leader that probes.
+            Message { reject_hint: Some(7), ..app(6, 6, 12, vec![], 12) },
         ];
         let frames = frames(&script);
         let kinds: Vec<u8> = frames.iter().map(|frame| frame[0]).collect();
-        assert_eq!(kinds, [2, 1, 1, 2, 1, 2, 2, 1]);
+        assert_eq!(kinds, [2, 1, 1, 2, 1, 2, 2, 1, 2]);
 
         // Encoded by hand: type, number of entries, each entry preceded by its length, commit index.
         let entry_d = b"\x08\x00\x10\x05\x18\x0a\x22\x01d";

@@ -41,7 +41,7 @@ fn caller_of(head: &Head) -> Arc<Caller> {
 /// Keeps the memory reservation for the queued responses in the account of the client's connection up to date
 /// while this future is polled. The future never ends.
 async fn keep_charged(outbox: &Outbox, account: Rc<Account>) -> Infallible {
-    let mut held = account.hold(0);
+    let held = account.hold(0);
     loop {
         held.set(outbox.to_charge().await);
     }

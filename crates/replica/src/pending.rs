@@ -18,7 +18,7 @@ use api::error;
 use crate::inbox::OPEN_REQUESTS_PER_SHARD_MAX;
 use crate::requests::{ClientRequest, CoreRequest, Reply, RequestId, Writer};
 use crate::seat::Borrower;
-use crate::shared::Shared;
+use crate::shared::{BORROWED_MAX, Shared};
 
 enum State {
     Waiting(Option<Waker>),
@@ -136,9 +136,9 @@ impl Pending {
     }
 
     /// Sends the core the requests made since the last call. A separate task polls this method after the
-    /// tasks that were ready before it, so that their requests are sent together. If the shard serves a
-    /// single writing client, a turn of the core may run inside this call, which then takes as long as a
-    /// sync. `shard` has the counters of this shard.
+    /// tasks that were ready before it, so that their requests are sent together. If the shard has a single
+    /// open request, a turn of the core may run inside this call; on a member without others, it may take as
+    /// long as a sync. `shard` has the counters of this shard.
     pub fn poll_flush(&self, context: &mut Context<'_>, shard: &ShardCounters) {
         let mut outgoing = self.outgoing.borrow_mut();
         // Requests that are not urgent do not wake the core. These are logins, which may wait to share a
@@ -157,19 +157,37 @@ impl Pending {
         let works_here = self.is_of_one_writer(&outgoing, shard)
             && self.shared.core.seat.is_lent_to(Borrower::Shard)
             && !self.keeps_leases();
+        // In a cluster a turn waits for no disk, so it delays nobody for long. With more requests the core would
+        // make smaller batches.
+        let begins_here = outgoing.len() == 1
+            && self.open() == 1
+            && self.shared.core.seat.is_lent_to(Borrower::ClusterThreads);
         let is_to_wake = self.shared.core.inbox.put_all(&mut outgoing, urgent);
         drop(outgoing);
         self.flusher.set(Some(context.waker().clone()));
-        if is_to_wake && works_here {
+        let (seat, inbox) = (&self.shared.core.seat, &self.shared.core.inbox);
+        let was_lent = if !is_to_wake {
+            false
+        } else if works_here {
             shard.stands_still.store(true, Relaxed);
             let answers = &self.shared.core.outboxes[usize::from(self.shard)];
-            if self.shared.core.seat.work_here(&self.shared.core.inbox, || !answers.is_empty()) {
-                self.shared.diagnostics.metrics.disk.core_lent.inc();
-            }
+            let was_lent = seat.work_here(inbox, || !answers.is_empty());
             shard.stands_still.store(false, Relaxed);
-        } else if is_to_wake {
-            self.shared.core.inbox.wake_receiver();
+            was_lent
+        } else if begins_here && !inbox.has_more_than(BORROWED_MAX) {
+            seat.work_here(inbox, || true)
+        } else {
+            inbox.wake_receiver();
+            false
+        };
+        if was_lent {
+            self.shared.diagnostics.metrics.disk.core_lent.inc();
         }
+    }
+
+    /// Returns the number of requests that are not answered yet.
+    fn open(&self) -> usize {
+        self.slots.borrow().len() - self.free.borrow().len()
     }
 
     /// Records that a lease was granted or renewed for a client of this shard.
@@ -199,7 +217,7 @@ impl Pending {
             && came == 1
             && given <= GIVEN_ALONE
             && is_one_write
-            && self.slots.borrow().len() - self.free.borrow().len() == 1;
+            && self.open() == 1;
         self.writes_alone.set(if is_alone { self.writes_alone.get().saturating_add(1) } else { 0 });
         self.writes_alone.get() > WRITES_ALONE
     }

@@ -10,7 +10,8 @@
 //! the core's thread sleeps, which saves two wake-ups: the core's for the message, and its own for the
 //! response. It runs a single turn, and none if clients have sent much, because the network waits meanwhile:
 //! longer work is the owner's. A turn of a cluster's member never waits for a sync (`writing.rs`). In the same way
-//! the log's thread runs the turn that follows the sync of a single entry: then no other batch is likely to wait.
+//! the log's thread runs the turn that follows the sync of a single entry, and a shard the turn for its only open
+//! request. With more entries or requests the next batch would only be smaller.
 //!
 //! The `interleaving` crate also compiles this file and runs it under a model of memory.
 
@@ -56,7 +57,7 @@ pub enum Borrower {
     /// A shard whose only client writes, and waits for each answer.
     Shard,
     /// The threads that bring a member of a cluster its work: the one that receives the messages of other
-    /// members, and the log's after the sync of a single entry.
+    /// members, the log's after the sync of a single entry, and a shard that has a single open request.
     ClusterThreads,
 }
 

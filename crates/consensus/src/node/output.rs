@@ -141,10 +141,10 @@ impl Node {
 
     fn outgoing(&mut self) -> Vec<raftpb::Message> {
         let mut messages = self.outbox.take();
-        drop_superseded(&mut messages);
         if self.config.speaks_as_etcd {
             return messages.into_iter().map(wire::message_from_raft).collect();
         }
+        drop_superseded(&mut messages);
         for message in &mut messages {
             let answers = match message.get_msg_type() {
                 MessageType::MsgHeartbeatResponse => true,

@@ -8,8 +8,8 @@
 //!   term. In a cluster of three the leader and the asker are a quorum, so the leader answers immediately.
 //!   The message names the asker's term in its entry, which members that run etcd and older versions of
 //!   Mainstay neither set nor read: their reads are confirmed by heartbeats.
-//! * **Shared heartbeats.** Reads that this leader receives before its next effects are confirmed by the
-//!   heartbeats of the last of them, which leave after all of these reads have begun.
+//! * **Shared heartbeats.** Reads that this leader receives before its next effects are confirmed by one heartbeat
+//!   to each member, which leaves after all of these reads have begun.
 //!
 //! # Example: three members; member 1 leads in term 4 and has committed entry 100
 //!
@@ -65,29 +65,27 @@ impl Node {
         if !self.raw.raft.commit_to_current_term() {
             return;
         }
-        let mut shared = Vec::new();
+        let mut need_heartbeats = false;
         for read in std::mem::take(&mut self.reads) {
             if self.is_confirmed_by_asker(&read) {
                 self.answer(read);
-            } else {
-                shared.push(read);
+                continue;
             }
-        }
-        let Some(last) = shared.pop() else { return };
-        let raft = &mut self.raw.raft;
-        // A sole voter confirms each read at once and sends no heartbeats.
-        let is_alone = raft.prs().is_singleton();
-        for read in shared {
-            if is_alone {
+            let raft = &mut self.raw.raft;
+            if raft.prs().is_singleton() {
+                // A sole voter confirms the read at once.
                 let taken = raft.step(read);
                 assert!(taken.is_ok(), "a leader takes reads");
             } else {
                 let (committed, id) = (raft.raft_log.committed, raft.id);
                 raft.read_only.add_request(committed, read, id);
+                need_heartbeats = true;
             }
         }
-        let taken = raft.step(last);
-        assert!(taken.is_ok(), "a leader takes reads");
+        if need_heartbeats {
+            // These heartbeats confirm all reads that wait, because they carry the context of the newest.
+            self.raw.ping();
+        }
     }
 
     /// Returns true if another member has forwarded this read in this leader's term, and the two are a quorum.

@@ -1,6 +1,7 @@
-//! Drops messages that tell their receiver nothing new. The raft crate makes them because it knows neither that
-//! another message follows, nor which program the other member runs. Each of them would wake a thread of
-//! its receiver.
+//! Drops messages that tell their receiver nothing new, as far as this node knows. The raft crate makes them because
+//! it knows neither that another message follows, nor which program the other member runs. Each of them would
+//! wake a thread of its receiver. If the message that made one superfluous is lost, the heartbeats of the next
+//! tick repair that.
 
 use raft::StateRole;
 use raft::eraftpb::{self, MessageType};
@@ -40,6 +41,7 @@ impl Node {
     /// Drops the raft crate's response to a message of this kind, if it is superfluous.
     pub(super) fn drop_superfluous(&mut self, kind: MessageType, before: &Before) {
         match kind {
+            _ if self.config.speaks_as_etcd => {}
             MessageType::MsgHeartbeatResponse => self.drop_repeated(before),
             MessageType::MsgAppend => self.drop_known(before),
             _ => {}
@@ -58,14 +60,17 @@ impl Node {
         if raft.state != StateRole::Leader || !replicates {
             return;
         }
-        let Some(last) = raft.msgs.last().filter(|_| raft.msgs.len() > before.queued) else { return };
-        if is_empty_append(last) && last.to == from && !self.followers.may_repeat(from, self.ticks) {
-            raft.msgs.pop();
+        // The answers to reads that the response confirms may follow the append.
+        let made = raft.msgs.iter().skip(before.queued).position(|it| is_empty_append(it) && it.to == from);
+        if let Some(at) = made
+            && !self.followers.may_repeat(from, self.ticks)
+        {
+            raft.msgs.remove(before.queued + at);
         }
     }
 
-    /// Drops the acknowledgement of an append without entries whose only news is the commit index, if the
-    /// leader has an acknowledgement of this index already, or will have once it is on disk. An append that
+    /// Drops the acknowledgement of an append without entries whose only news is the commit index, if this node
+    /// has acknowledged this index already, or will once it is on disk. An append that
     /// brings no commit index is acknowledged: the leader sends it if it misses an acknowledgement. An append that
     /// probes is acknowledged, too. A leader that runs Mainstay marks it with a hint; a leader that runs etcd
     /// does not, so it gets every acknowledgement.

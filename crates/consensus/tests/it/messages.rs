@@ -212,3 +212,27 @@ fn a_commit_travels_with_the_next_append() {
         sent.iter().map(|message| (message.to(), message.entries.len(), message.commit())).collect();
     assert_eq!(told, [(2, 1, commit), (3, 1, commit)]);
 }
+
+#[test]
+fn a_read_that_arrives_twice_delays_no_other() {
+    let mut sim = led(5);
+    let node = sim.node_mut(1);
+    let term = node.status().term.0;
+    node.request(Request::Receive(forwarded(2, 5, 0))).expect("taken");
+    assert!(node.effects().is_some());
+    for (from, context) in [(3, 6), (2, 5)] {
+        node.request(Request::Receive(forwarded(from, context, 0))).expect("taken");
+    }
+    let context = node.effects().expect("heartbeats").messages[0].context.clone();
+    let mut answered = Vec::new();
+    for from in [4, 5] {
+        let (r#type, to) = (Some(MessageType::MsgHeartbeatResp as i32), Some(1));
+        let (from, term, context) = (Some(from), Some(term), context.clone());
+        let response = raftpb::Message { r#type, to, from, term, context, ..raftpb::Message::default() };
+        node.request(Request::Receive(response)).expect("taken");
+        while let Some(effects) = node.effects() {
+            answered.extend(effects.messages.iter().map(|message| (message.r#type(), message.to())));
+        }
+    }
+    assert_eq!(answered, [2, 3].map(|to| (MessageType::MsgReadIndexResp, to)));
+}

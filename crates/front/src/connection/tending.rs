@@ -169,7 +169,7 @@ impl Connection {
             work.deadlines = deadlines;
             work.deadlines.shrink_to_fit();
         }
-        if let Some((_, mut held)) = entries {
+        if let Some((_, held)) = entries {
             held.set((kept - TABLE_ENTRIES_FREE) * TABLE_ENTRY_BYTES);
             self.work.get_or_insert_default().table_entries = Some((kept, held));
         }

@@ -21,8 +21,8 @@
 //! ```
 //!
 //! A read never sees a state that is older than the read. The leader's commit index is determined after the
-//! round began, and so after the read arrived. A quorum confirms afterwards that there was no newer leader at
-//! that time.
+//! round began, and so after the read arrived. A quorum confirms after the read arrived that there was no newer
+//! leader until then.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -37,7 +37,7 @@ use crate::stages::RoundTimes;
 const ROUNDS_MAX: usize = 16;
 /// Maximum number of groups of confirmed rounds, each of which waits for a different log index to be applied.
 const CONFIRMED_MAX: usize = 16;
-/// Minimum time between two rounds while one is in flight. Reads that arrive in between share the next round.
+/// Minimum time between two rounds while one is in flight, unless proposals leave anyway. Reads that arrive in between share the next round.
 /// That round begins when the round in flight ends, or after this time if it passes earlier.
 const ROUND_PACE: Duration = Duration::from_millis(2);
 /// Minimum average number of reads per round at which a pause between rounds is worth its delay.
@@ -103,8 +103,8 @@ pub(super) struct RoundConditions {
     pub can_ask: bool,
     /// Minimum time between two ReadIndex rounds, so that several reads share a round.
     pub pace: Duration,
-    /// True if proposals leave in this turn: the messages of a round then share their writes and wake-ups, so a
-    /// round need not wait for more reads.
+    /// True if proposals leave in this turn: the messages that begin a round then share their writes and
+    /// wake-ups, so the round need not wait for more reads.
     pub rides: bool,
 }
 
@@ -248,7 +248,9 @@ impl Reads {
         if let Some(left) = refused.filter(|left| !left.is_zero()) {
             return Some(left);
         }
-        if footing.rides {
+        // Half of the rounds are kept for the reads that arrive later, while the first ones are still under way
+        // to a distant quorum.
+        if footing.rides && self.rounds.len() < ROUNDS_MAX / 2 {
             return Some(Duration::ZERO);
         }
         let since = |began: Instant| now.saturating_duration_since(began);
@@ -358,6 +360,20 @@ mod tests {
         );
         assert!(reads.finish(Index(5)).is_none());
         assert_eq!(reads.figures(), (0, 1));
+    }
+
+    #[test]
+    fn rounds_that_leave_with_proposals_leave_room_for_others() {
+        let now = Instant::now();
+        let mut reads = Reads::default();
+        let rides = RoundConditions { rides: true, pace: ROUND_PACE * 5, ..FOOTING };
+        for number in 0..ROUNDS_MAX as u64 / 2 {
+            reads.push(read(1), now);
+            assert_eq!(reads.begin(rides, || number, now), Some(number));
+        }
+        reads.push(read(2), now);
+        assert_eq!(reads.begin(rides, || 99, now), None);
+        assert_eq!(reads.begin(FOOTING, || 99, now + ROUND_PACE), Some(99));
     }
 
     #[test]

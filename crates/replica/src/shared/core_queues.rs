@@ -20,9 +20,9 @@ use crate::seat::{Borrower, Seat};
 /// Further commands are refused with `too many requests`.
 const PROPOSAL_BYTES_MAX: usize = 512 << 20;
 
-/// Maximum number of requests in a turn that the thread of the other members or of the log runs. More of them come from
+/// Maximum number of requests in a turn that the thread of the other members, of the log, or a shard runs. More of them come from
 /// clients, whose requests wait for the tick or for a round: the network should not have to wait for those.
-const BORROWED_MAX: usize = 32;
+pub(crate) const BORROWED_MAX: usize = 32;
 
 /// Maximum number of entries in a batch after whose sync the log's thread runs a turn of the core. With more, the
 /// next batch waits already, or would be smaller because it is proposed earlier.
@@ -34,16 +34,20 @@ pub struct LogEventQueue {
     /// Queue of requests to the core.
     pub inbox: Arc<Inbox<CoreRequest>>,
     seat: Arc<Seat<Core>>,
-    /// Number of syncs after which a turn of the core ran on the log's thread.
+    /// Number of syncs after which a turn of the core ran on the log's thread, and the core's own thread stayed
+    /// asleep.
     lent: Arc<AtomicU64>,
 }
 
 impl LogEvents for LogEventQueue {
     /// Sends the event to the core. If the core of a cluster's member lends its work, and the event is the sync
-    /// of a small batch, a turn of the core runs within this call (`seat.rs`).
+    /// of a single entry and no other batch waits, a turn of the core runs within this call (`seat.rs`).
     fn tell(&self, event: LogEvent) {
-        let is_small =
-            matches!(&event, LogEvent::Synced(synced) if synced.locations.len() <= BORROWED_ENTRIES_MAX);
+        let is_small = matches!(
+            &event,
+            LogEvent::Synced(synced)
+                if synced.is_last && synced.locations.len() <= BORROWED_ENTRIES_MAX && synced.values.is_empty()
+        );
         if !self.inbox.put(StorageRequest::Log(event)) {
             return;
         }
@@ -79,7 +83,7 @@ pub struct CoreQueues {
     pub inbox: Arc<Inbox<CoreRequest>>,
     /// Lends the core's turns to other threads. Used only if the core runs on its own thread.
     pub seat: Arc<Seat<Core>>,
-    /// Number of syncs after which the log's thread ran a turn of the core.
+    /// Number of syncs after which the log's thread ran a turn of the core, whose own thread stayed asleep.
     pub lent_to_log: Arc<AtomicU64>,
     /// Queues of replies from the core, one for each shard.
     pub outboxes: Vec<Outbox<Reply>>,

@@ -65,7 +65,7 @@ impl Services {
         let mut sent = 0i64;
         // The newest piece is kept back until the next piece is ready or the range ends, because the last
         // piece is sent as part of the last message (`end_of_stream`).
-        let (mut unsent, mut held) = (BytesMut::new(), outbound.account().hold(0));
+        let (mut unsent, held) = (BytesMut::new(), outbound.account().hold(0));
         while left > 0 {
             let looks = keys_per_slice();
             let keys_max = looks.min(usize::try_from(left).unwrap_or(usize::MAX));
@@ -141,7 +141,7 @@ impl Services {
         outbound: &mut Outbound,
     ) -> Result<(), Status> {
         let target = self.shared.member.limits.request_bytes_max / 2;
-        let mut held = outbound.account().hold(chosen.capacity() * size_of::<ChangeId>());
+        let held = outbound.account().hold(chosen.capacity() * size_of::<ChangeId>());
         let mut unsent = BytesMut::new();
         while !chosen.is_empty() {
             let keys_max = keys_per_slice();

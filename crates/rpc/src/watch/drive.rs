@@ -6,7 +6,6 @@ use std::pin::Pin;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::task::{Context, Poll};
-use std::time::Instant;
 
 use accounting::Account;
 use api::{Code, Status, error};
@@ -18,9 +17,11 @@ use telemetry::callers::Caller;
 use telemetry::tracing::Within;
 
 use super::after_others::after_others;
-use super::hub::{Hub, Registration, Sent};
+use super::counts::Sent;
+use super::hub::{Hub, Registration};
 use super::permit::Permit;
 use super::queued::{Body, Queued};
+use super::stream::Room;
 
 /// Maximum number of requests that a stream answers in one poll before other tasks run.
 const REQUESTS_PER_POLL_MAX: usize = 128;
@@ -53,6 +54,14 @@ pub trait Responses: Unpin + 'static {
     fn account(&self) -> Option<Rc<Account>> {
         None
     }
+    /// See [`Outbound::poll_room`].
+    fn poll_room(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Status>> {
+        Poll::Ready(Ok(()))
+    }
+    /// Returns a function with the result of [`Outbound::room`].
+    fn room(&self) -> Room {
+        Box::new(|| usize::MAX)
+    }
 }
 
 impl Requests for Inbound {
@@ -84,6 +93,14 @@ impl Responses for Outbound {
 
     fn account(&self) -> Option<Rc<Account>> {
         Some(Outbound::account(self))
+    }
+
+    fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Status>> {
+        Outbound::poll_room(self, cx)
+    }
+
+    fn room(&self) -> Room {
+        Box::new(Outbound::room(self))
     }
 }
 
@@ -160,9 +177,7 @@ impl<R: Requests, W: Responses> Drive<R, W> {
         let mut again = self.read(cx)?;
         again |= self.tick(cx);
         hub.tell_progress(&stream);
-        let sent_all = self.write(cx);
-        hub.publish_pending();
-        let sent_all = sent_all?;
+        let sent_all = self.write(cx)?;
         if let Some(status) = stream.ending() {
             return Poll::Ready(Err(status));
         }
@@ -172,8 +187,18 @@ impl<R: Requests, W: Responses> Drive<R, W> {
         if !sent_all {
             stream.give_up_claim();
         } else if has_fetched && stream.may_read() {
-            // The stream reads one slice per turn, and the other streams read theirs in between.
-            hub.read_later(&stream);
+            stream.ask_for_room(|| self.responses.room());
+            let has_room = match self.responses.poll_room(cx) {
+                Poll::Pending => false,
+                Poll::Ready(Ok(())) => true,
+                Poll::Ready(Err(_)) => return Poll::Ready(Err(error::WATCH_CANCELED)),
+            };
+            if has_room || stream.is_laden() {
+                // The stream reads one slice per turn, and the other streams read theirs in between.
+                hub.read_later(&stream);
+            } else {
+                stream.give_up_claim();
+            }
         }
         if again && sent_all {
             after_others(cx);
@@ -233,12 +258,10 @@ impl<R: Requests, W: Responses> Drive<R, W> {
         if self.place.stream.is_drained() {
             return Ok(true);
         }
-        // Reading the clock and updating the histograms cost as much as a short response, so both are done
-        // once for all responses.
-        let begun = Instant::now();
+        let begun = self.place.hub.counts.begin_turn();
         let mut sent = Sent::default();
         let sent_all = self.send_queued(cx, &mut sent);
-        self.place.hub.count_sent(&sent, begun.elapsed());
+        self.place.hub.counts.end_turn(begun, &sent, sent_all == Ok(true));
         sent_all
     }
 

@@ -28,12 +28,13 @@ use self::line::Line;
 use self::review::{Reviewed, Round};
 use self::synced::UnderWay;
 use super::after_others::after_others;
+use super::counts::Counts;
 use super::hold::Hold;
 use super::index::Index;
 use super::long::Claim;
 use super::permit::Permit;
 use super::portion::Portion;
-use super::stream::{PendingEvents, Stream, Watch};
+use super::stream::{Stream, Watch};
 use clock::Sleep;
 use replica::shared::{Published, Shared};
 use storage::values::Source;
@@ -75,10 +76,15 @@ pub struct Hub {
     claimed: RefCell<Vec<Weak<Claim>>>,
     /// Hashes watched keys. The random state prevents clients from choosing keys with equal hashes.
     hasher: RandomState,
-    /// Count of events that wait in the queues of the hub's streams.
-    pending_events: Rc<PendingEvents>,
+    /// Counts of what the hub's streams queue and send.
+    pub(super) counts: Rc<Counts>,
     /// Maximum work of one turn.
     portion: Cell<Portion>,
+    /// Work after which the streams that read history have read enough in one turn, if few changes are
+    /// published meanwhile.
+    history: Cell<Portion>,
+    /// Revision of the state from which history was read last.
+    history_seen: Cell<Revision>,
     /// Ended streams whose watches are still in the index; the watches are removed in slices.
     ended: RefCell<VecDeque<Rc<Stream>>>,
     /// Identifies the users and roles against which all watches were checked last.
@@ -114,32 +120,16 @@ const QUEUED_FREED_AS_ONE: usize = 16;
 /// Maximum number of watches of a stream that read history together, or get progress, before other calls run.
 const TOGETHER_MAX: usize = 256;
 
-/// Maximum work of one turn of the hub. It takes some milliseconds for synced watches, and as much again for
-/// all watches that read history. The shard checks its sockets between two turns.
+/// Maximum work of one turn of the hub, which takes some milliseconds. The shard checks its sockets between
+/// two turns.
 const PORTION: Portion = Portion { changes: 16 << 10, watches: 1024, looks: 16 << 10, bytes: 8 << 20 };
 
-/// Counts of the responses that were sent in one turn.
-#[derive(Default)]
-pub(super) struct Sent {
-    /// Responses without events.
-    pub controls: u64,
-    /// Responses with events.
-    pub responses: u64,
-    /// Events in all `responses` together.
-    pub events: u64,
-}
-
-impl Sent {
-    /// Adds `responses` responses that contain `events` events in total.
-    pub fn add(&mut self, responses: u32, events: u32) {
-        if events == 0 {
-            self.controls += u64::from(responses);
-        } else {
-            self.responses += u64::from(responses);
-            self.events += u64::from(events);
-        }
-    }
-}
+/// Work after which all streams that read history together have read enough in one turn; the last revision
+/// may exceed it, up to [`PORTION`]. It takes 0.1 to 0.2 ms, like a long turn of a connection, because it is
+/// done again in every turn until all watches have caught up, and every other call and event of the shard has
+/// to wait for it. Larger turns do not let watches catch up faster: a turn that finds nothing else to do
+/// takes some microseconds.
+const HISTORY: Portion = Portion { changes: 1024, watches: 128, looks: 128, bytes: 64 << 10 };
 
 /// Registration of a stream in the hub. Dropping it removes the stream with all its watches.
 pub(super) struct Registration {
@@ -172,9 +162,7 @@ impl Hub {
             reviewed: Cell::new(Reviewed::by(&state, shared.clients.credentials.withdrawals())),
             reviewing: RefCell::default(),
             cleared: RefCell::default(),
-            pending_events: Rc::new(PendingEvents::new(
-                shared.diagnostics.metrics.mvcc.pending_events.clone(),
-            )),
+            counts: Rc::new(Counts::new(Arc::clone(&shared.diagnostics.metrics))),
             shared,
             shard,
             values,
@@ -193,6 +181,8 @@ impl Hub {
             claimed: RefCell::default(),
             hasher: RandomState::new(),
             portion: Cell::new(PORTION),
+            history: Cell::new(HISTORY),
+            history_seen: Cell::new(revision),
             #[cfg(test)]
             work_max: Cell::default(),
             #[cfg(test)]
@@ -214,7 +204,7 @@ impl Hub {
             self.is_told_later.set(true);
             self.go_on_later();
         }
-        self.publish_pending();
+        self.counts.publish();
     }
 
     fn go_on_later(&self) {
@@ -233,7 +223,7 @@ impl Hub {
         // turn's work at most. A stream that wants to read another slice gets its turn after the shard has
         // checked its sockets.
         let none_reads = self.read_some();
-        self.publish_pending();
+        self.counts.publish();
         if told_all && reaped_all && none_reads {
             self.worker.set(Some(context.waker().clone()));
         } else {
@@ -324,6 +314,7 @@ impl Hub {
     #[cfg(test)]
     pub(super) fn do_less_in_a_turn(&self, watches: usize, looks: usize) {
         self.portion.set(Portion { watches, looks, ..self.portion.get() });
+        self.history.set(Portion { watches, looks, ..self.history.get() });
     }
 
     /// Reduces the maximum number of changes that one turn walks, and of bytes of events that it encodes. For
@@ -331,6 +322,7 @@ impl Hub {
     #[cfg(test)]
     pub(super) fn walk_less_in_a_turn(&self, changes: usize, bytes: usize) {
         self.portion.set(Portion { changes, bytes, ..self.portion.get() });
+        self.history.set(Portion { changes, bytes, ..self.history.get() });
     }
 
     /// Returns true if this member knows a leader.
@@ -349,29 +341,6 @@ impl Hub {
         self.shared.member.limits.election_timeout
     }
 
-    /// Counts the sent responses in the metrics. `took` is the time that sending all of them took; each
-    /// response is counted with an equal share of it.
-    pub(super) fn count_sent(&self, sent: &Sent, took: Duration) {
-        let metrics = &self.shared.diagnostics.metrics;
-        let Sent { controls, responses, events } = *sent;
-        let took = took.as_secs_f64();
-        let each = took / (controls + responses).max(1) as f64;
-        if controls > 0 {
-            metrics.server.watch_send_control.observe_each(each, controls);
-        }
-        if responses > 0 {
-            metrics.mvcc.events.add(events);
-            metrics.server.watch_send_stream.observe_each(each, responses);
-            metrics.server.watch_send_event.observe_each(each * responses as f64 / events as f64, responses);
-        }
-    }
-
-    /// Applies to the gauge of pending events the change since the last call: events queued minus events
-    /// sent.
-    pub(super) fn publish_pending(&self) {
-        self.pending_events.publish();
-    }
-
     pub(super) fn open(
         self: &Rc<Self>,
         needs_leader: bool,
@@ -385,7 +354,7 @@ impl Hub {
             caller,
             permit,
             spans,
-            Rc::clone(&self.pending_events),
+            Rc::clone(&self.counts),
             account,
         ));
         self.streams.borrow_mut().insert(serial, Rc::clone(&stream));

@@ -11,6 +11,7 @@ use api::etcdserverpb::ResponseHeader;
 use api::limits::GRPC_OVERHEAD_BYTES;
 use api::wire::{number_len, put_number};
 use bytes::{Bytes, BytesMut};
+use front::Messages;
 use machine::ReadError;
 use mvcc::{Changes, Snapshot, Version};
 use numbers::Revision;
@@ -19,7 +20,7 @@ use super::event::{event_body_len, previous_of, put_event};
 use super::index::Index;
 use super::portion::{Done, Portion};
 use super::queued::{Queued, SHORT_BYTES};
-use super::response::{self, HEAD_ROOM};
+use super::response;
 use super::stream::{Matched, Watch};
 use crate::encode::put_header;
 use storage::values::Attempt;
@@ -75,27 +76,94 @@ struct Made {
 /// [`GRPC_OVERHEAD_BYTES`].
 const _: () = assert!(SHORT_BYTES < GRPC_OVERHEAD_BYTES);
 
-/// The beginning of a short response, before its events: the header, which is the same for all watches, and
-/// the watch id.
-struct ShortHead {
-    bytes: [u8; HEAD_ROOM],
-    /// Length of the header.
-    header_len: usize,
+/// The short response that was made last, as [`Messages::push_framed`] takes it. The next watch often needs
+/// the same response with another watch id, and gets it at the cost of one copy.
+struct ShortResponse {
+    /// The encoded header, which is the same for all watches.
+    header: BytesMut,
+    /// Watch id of the response.
+    watch_id: i64,
+    form: Form,
+    /// Events of the response; none if no response was made yet.
+    matched: Matched,
+    /// The response after its gRPC prefix.
+    framed: Vec<u8>,
 }
 
-impl ShortHead {
-    fn new(header: &ResponseHeader) -> ShortHead {
+impl ShortResponse {
+    fn new(header: &ResponseHeader) -> ShortResponse {
         let mut encoded = BytesMut::new();
         put_header(&mut encoded, header);
-        let mut head = ShortHead { bytes: [0; HEAD_ROOM], header_len: encoded.len() };
-        head.bytes[..encoded.len()].copy_from_slice(&encoded);
-        head
+        let (matched, framed) = (Matched::default(), Vec::new());
+        ShortResponse { header: encoded, watch_id: 0, form: Form::Plain, matched, framed }
     }
 
-    fn of(&mut self, watch_id: i64) -> &[u8] {
-        put_number(&mut &mut self.bytes[self.header_len..], 2, watch_id);
-        &self.bytes[..self.header_len + number_len(watch_id)]
+    /// Returns true if the response has these events in this form.
+    fn has(&self, form: Form, matched: &Matched) -> bool {
+        !self.framed.is_empty() && self.form == form && self.matched == *matched
     }
+
+    /// Returns the length of the response for another watch, without its gRPC prefix.
+    fn len_for(&self, watch_id: i64) -> usize {
+        self.framed.len() - Messages::wire_len(number_len(self.watch_id)) + number_len(watch_id)
+    }
+
+    /// Makes the response for a watch, with these encoded events.
+    fn make(&mut self, watch_id: i64, form: Form, matched: Matched, fields: &[u8]) {
+        let id = WatchIdField::new(watch_id);
+        self.framed.clear();
+        Messages::frame(&mut self.framed, [&self.header, id.bytes(), fields]);
+        (self.watch_id, self.form, self.matched) = (watch_id, form, matched);
+    }
+
+    /// Changes the response to that for another watch.
+    fn set_watch_id(&mut self, watch_id: i64) {
+        if watch_id == self.watch_id {
+            return;
+        }
+        let id = WatchIdField::new(watch_id);
+        let start = Messages::wire_len(self.header.len());
+        let end = start + number_len(self.watch_id);
+        if id.bytes().len() == end - start {
+            self.framed[start..end].copy_from_slice(id.bytes());
+        } else {
+            let fields = self.framed.split_off(end);
+            self.framed.clear();
+            Messages::frame(&mut self.framed, [&self.header, id.bytes(), &fields]);
+        }
+        self.watch_id = watch_id;
+    }
+}
+
+/// The encoded field `watch_id` of a response.
+struct WatchIdField {
+    bytes: [u8; WATCH_ID_BYTES_MAX],
+    len: usize,
+}
+
+/// Maximum length of the field `watch_id`: its tag, and a number of 64 bits.
+const WATCH_ID_BYTES_MAX: usize = 1 + 10;
+
+impl WatchIdField {
+    fn new(watch_id: i64) -> WatchIdField {
+        let mut bytes = [0; WATCH_ID_BYTES_MAX];
+        put_number(&mut &mut bytes[..], 2, watch_id);
+        WatchIdField { bytes, len: number_len(watch_id) }
+    }
+
+    fn bytes(&self) -> &[u8] {
+        &self.bytes[..self.len]
+    }
+}
+
+/// Where the encoded events of a short response are.
+enum ShortFields {
+    /// Adjacent in the arena, in this range.
+    InArena(Range<usize>),
+    /// In several places of the arena.
+    InPieces,
+    /// A value is not in memory.
+    Absent,
 }
 
 /// Result of the attempt to queue a short response.
@@ -123,7 +191,9 @@ pub(super) struct Slice<'a> {
 
 impl<'a> Slice<'a> {
     /// Collects changes from `changes` for the watches of `index` until the slice is full; the slice ends
-    /// between two revisions. Also returns how far it got: through `current` if no changes are left.
+    /// between two revisions. No slice exceeds `portion`. A slice that has reached `enough` in any respect
+    /// ends with the revision that it has begun. Also returns how far it got: through `current` if no changes
+    /// are left.
     pub fn gather(
         snapshot: Snapshot<'a>,
         values: &'a Attempt,
@@ -131,6 +201,7 @@ impl<'a> Slice<'a> {
         index: &Index<Rc<Watch>>,
         current: Revision,
         portion: Portion,
+        enough: Portion,
     ) -> (Slice<'a>, Gathered) {
         let mut slice = Slice {
             snapshot,
@@ -150,7 +221,8 @@ impl<'a> Slice<'a> {
         for version in changes {
             if version.main() != last {
                 (whole, begins) = (last, slice.events.len());
-                if revisions >= SLICE_REVISIONS_MAX || bytes >= SLICE_BYTES_MAX {
+                let is_full = revisions >= SLICE_REVISIONS_MAX || bytes >= SLICE_BYTES_MAX;
+                if is_full || revisions > 0 && slice.done().left_of(enough).is_none() {
                     slice.arena.reserve(bytes.min(ARENA_BYTES));
                     return (slice, Gathered::Through(whole));
                 }
@@ -240,15 +312,13 @@ impl<'a> Slice<'a> {
     /// is full or some of their values are not in memory.
     pub fn hand_out(mut self, header: &ResponseHeader, fragment_bytes_max: usize) -> Vec<Rc<Watch>> {
         let mut left_behind = Vec::new();
-        // One buffer is used for the heads of all short responses: they differ only in the watch id, and each
-        // stream's queue gets a copy.
-        let mut head = ShortHead::new(header);
+        let mut short = ShortResponse::new(header);
         for watch in std::mem::take(&mut self.touched) {
-            let matched = watch.matched.take();
+            let mut matched = watch.matched.take();
             if watch.stream.has_ended() {
                 continue;
             }
-            match self.hand_short(&watch, &matched, &mut head) {
+            match self.hand_short(&watch, &mut matched, &mut short) {
                 Ok(Short::Told) => {
                     watch.quiet.set(false);
                     continue;
@@ -272,31 +342,61 @@ impl<'a> Slice<'a> {
         left_behind
     }
 
-    /// Queues the response of a watch, if the response is short.
+    /// Queues the response of a watch, if the response is short. The copy that `short` keeps for the next
+    /// watch then has the events of `matched`.
     fn hand_short(
         &mut self,
         watch: &Watch,
-        matched: &Matched,
-        head: &mut ShortHead,
+        matched: &mut Matched,
+        short: &mut ShortResponse,
     ) -> Result<Short, ReadError> {
         let form = if watch.previous { Form::WithPrevious } else { Form::Plain };
-        let head = head.of(watch.id);
-        let mut len = head.len();
-        for number in matched.iter() {
-            len += match self.events[number as usize].encoded[form as usize] {
-                Some((start, end)) => end - start,
-                None => self.field_len(number, form),
-            };
-            if len > SHORT_BYTES {
-                return Ok(Short::Not);
-            }
-        }
-        if len > watch.stream.revision_bytes_max() {
+        let is_made = short.has(form, matched);
+        let len = if is_made {
+            short.len_for(watch.id)
+        } else {
+            short.header.len() + number_len(watch.id) + self.fields_len(matched, form, SHORT_BYTES)
+        };
+        if len > SHORT_BYTES || len > watch.stream.revision_bytes_max() {
             return Ok(Short::Not);
         }
         if !watch.stream.has_room(len) {
             return Ok(Short::LeftBehind);
         }
+        let count = matched.len() as u32;
+        if is_made {
+            short.set_watch_id(watch.id);
+        } else {
+            match self.short_fields(matched, form)? {
+                ShortFields::InArena(fields) => {
+                    short.make(watch.id, form, std::mem::take(matched), &self.arena[fields]);
+                }
+                ShortFields::Absent => return Ok(Short::LeftBehind),
+                ShortFields::InPieces => return Ok(Short::Not),
+            }
+        }
+        watch.stream.push_short(&short.framed, count);
+        Ok(Short::Told)
+    }
+
+    /// Returns the length of the fields of these events. If it exceeds `len_max`, returns any number above
+    /// that.
+    fn fields_len(&mut self, matched: &Matched, form: Form, len_max: usize) -> usize {
+        let mut len = 0;
+        for number in matched.iter() {
+            len += match self.events[number as usize].encoded[form as usize] {
+                Some((start, end)) => end - start,
+                None => self.field_len(number, form),
+            };
+            if len > len_max {
+                break;
+            }
+        }
+        len
+    }
+
+    /// Encodes the fields of these events if they are not encoded yet.
+    fn short_fields(&mut self, matched: &Matched, form: Form) -> Result<ShortFields, ReadError> {
         // The events of the first watch become adjacent in the arena, because they are encoded in order. For
         // a later watch, other events may lie between them. In that case `hand_to` makes its response.
         let (mut fields, mut is_one_piece, mut is_whole) = (0..0, true, true);
@@ -312,14 +412,13 @@ impl<'a> Slice<'a> {
                 }
             }
         }
-        if !is_whole {
-            return Ok(Short::LeftBehind);
-        }
-        if !is_one_piece {
-            return Ok(Short::Not);
-        }
-        watch.stream.push_short(head, &self.arena[fields], matched.len() as u32);
-        Ok(Short::Told)
+        Ok(if !is_whole {
+            ShortFields::Absent
+        } else if is_one_piece {
+            ShortFields::InArena(fields)
+        } else {
+            ShortFields::InPieces
+        })
     }
 
     fn hand_to(
@@ -436,4 +535,35 @@ pub(super) fn cannot_read(error: &ReadError) -> Status {
 pub(super) fn too_long(len: usize, bytes_max: usize) -> Status {
     let text = format!("grpc: trying to send message larger than max ({len} vs. {bytes_max})");
     Status::with(Code::ResourceExhausted, text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_response_for_another_watch_differs_in_its_id_only() {
+        let header = ResponseHeader { cluster_id: 1 << 60, member_id: 7, revision: 300, raft_term: 2 };
+        let fields = [7; 100];
+        let matched = |number| {
+            let mut matched = Matched::default();
+            matched.push(number);
+            matched
+        };
+        let mut short = ShortResponse::new(&header);
+        assert!(!short.has(Form::Plain, &Matched::default()), "no response was made");
+        short.make(5, Form::Plain, matched(3), &fields);
+        for watch_id in [5, 6, 0, 127, 128, 300, -1, i64::MAX, 0, 1] {
+            let whole =
+                response::events(&header, watch_id, false, std::iter::once(&fields[..]), fields.len());
+            assert_eq!(short.len_for(watch_id), whole.len());
+            short.set_watch_id(watch_id);
+            let mut framed = Vec::new();
+            Messages::frame(&mut framed, [&whole]);
+            assert_eq!(short.framed, framed, "{watch_id}");
+        }
+        assert!(short.has(Form::Plain, &matched(3)));
+        assert!(!short.has(Form::WithPrevious, &matched(3)));
+        assert!(!short.has(Form::Plain, &matched(4)));
+    }
 }

@@ -17,14 +17,15 @@ use numbers::Revision;
 use planted::Bug;
 
 use super::by_id::ById;
+use super::counts::Counts;
 use super::hold::Hold;
 use super::index::Keys;
 use super::long::{Given, Long};
 use super::permit::Permit;
-use super::queued::{Body, QUEUED_BYTES, Queued};
+use super::portion::Portion;
+use super::queued::{Body, QUEUED_BYTES, Queued, SHORT_BYTES};
 use storage::values::Attempt;
 use telemetry::callers::Caller;
-use telemetry::metrics::Gauge;
 use telemetry::tracing::{OpenSpan, Within};
 
 /// Maximum bytes of responses in the queue of a stream. A watch whose next response does not fit becomes
@@ -126,34 +127,16 @@ impl Watch {
 /// Maximum bytes of short responses that are sent together: as many as most clients accept in one frame.
 const TOGETHER_BYTES_MAX: usize = 16 << 10;
 
-/// Initial capacity in bytes of the buffer for short responses that are sent together.
-const SHORT_ROOM_BYTES: usize = 1024;
+/// Maximum initial capacity in bytes of the buffer for short responses that are sent together, in addition to
+/// the first of them.
+const SHORT_ROOM_BYTES: usize = 1536;
 
-/// Counter of the events that wait in the streams of a hub. All shards share one gauge of the metrics, so the
-/// hub updates the gauge once per turn and not once per event.
-pub(super) struct PendingEvents {
-    gauge: Gauge,
-    /// Change of the count since the gauge was updated last.
-    untold: Cell<i64>,
-}
+/// Number of bytes by which the watch ids of a stream with few watches differ in length.
+const WATCH_ID_SPARE: usize = 4;
 
-impl PendingEvents {
-    pub fn new(gauge: Gauge) -> PendingEvents {
-        PendingEvents { gauge, untold: Cell::new(0) }
-    }
-
-    fn add(&self, events: i64) {
-        self.untold.set(self.untold.get() + events);
-    }
-
-    /// Adds to the gauge the change of the count since the last call.
-    pub fn publish(&self) {
-        let untold = self.untold.take();
-        if untold != 0 {
-            self.gauge.add(untold);
-        }
-    }
-}
+/// The unused part of that buffer needs no reservation of its own: it takes at most one short response per
+/// watch, and a watch with its place in the index takes less than the rest of [`WATCH_BYTES`].
+const _: () = assert!(Messages::wire_len(SHORT_BYTES) + WATCH_ID_SPARE <= WATCH_BYTES - 384);
 
 /// Indexes of the events of a slice that match one watch, in ascending order. A single index, the usual case,
 /// is stored without an allocation.
@@ -275,6 +258,8 @@ pub(super) struct Rare {
     fetching: RefCell<Option<Box<Attempt>>>,
     /// Revision from which the history in `fetching` begins.
     fetching_from: Cell<Revision>,
+    /// Work that was enough for the slice for which the values in `fetching` were missing.
+    fetching_enough: Cell<Option<Portion>>,
     /// Bytes of fetched values that the stream holds until its next turn.
     fetched_bytes: Cell<usize>,
     /// Number of watches that have a hold.
@@ -284,7 +269,12 @@ pub(super) struct Rare {
     long_bytes: Cell<usize>,
     /// Limit on the number of watches that read together, and the range of revisions for which it applies.
     together_max: Cell<Together>,
+    /// Tells how many bytes the client can take now; see [`Stream::room`].
+    room: OnceCell<Room>,
 }
+
+/// Returns the number of bytes that a client can take now ([`Responses::room`](super::drive::Responses::room)).
+pub(super) type Room = Box<dyn Fn() -> usize>;
 
 /// One client's stream.
 pub(super) struct Stream {
@@ -311,10 +301,10 @@ pub(super) struct Stream {
     /// Boxed and created only when needed, because most streams do not need it.
     rare: OnceCell<Box<Rare>>,
     end: OnceCell<Box<Status>>,
-    pending_events: Rc<PendingEvents>,
+    counts: Rc<Counts>,
     /// Reservation for the watches and the queued responses in the memory account of the client's connection;
     /// `None` for a stream that was not opened over such a connection.
-    held: Cell<Option<Held>>,
+    held: Option<Held>,
 }
 
 impl Stream {
@@ -324,11 +314,11 @@ impl Stream {
         caller: Arc<Caller>,
         permit: Box<dyn Permit>,
         spans: Option<Within>,
-        pending_events: Rc<PendingEvents>,
+        counts: Rc<Counts>,
         account: Option<Rc<Account>>,
     ) -> Stream {
         let stream = Stream {
-            held: Cell::new(account.map(|account| account.hold(0))),
+            held: account.map(|account| account.hold(0)),
             serial,
             permit,
             needs_leader,
@@ -341,7 +331,7 @@ impl Stream {
             waker: Cell::default(),
             rare: OnceCell::new(),
             end: OnceCell::new(),
-            pending_events,
+            counts,
         };
         if let Some(spans) = spans {
             stream.rare().spans.get_or_init(|| spans);
@@ -408,6 +398,23 @@ impl Stream {
     /// ending. The stream's task calls this again when the queue has become empty.
     pub fn may_read(&self) -> bool {
         self.is_drained() && !self.is_synced() && !self.waits_for_another() && !self.has_ended()
+    }
+
+    /// Returns the number of bytes that the client can take now: history is read for a client only if it can
+    /// be sent, so that clients that read slowly, or nothing, do not make the server hold it.
+    pub fn room(&self) -> usize {
+        self.rare_if_any().and_then(|rare| rare.room.get()).map_or(usize::MAX, |room| room())
+    }
+
+    /// Sets the source of [`Stream::room`], if it is not set.
+    pub fn ask_for_room(&self, room: impl FnOnce() -> Room) {
+        self.rare().room.get_or_init(room);
+    }
+
+    /// Returns true if the stream holds fetched values, or a response that another stream has made, which
+    /// take memory until the stream's turn.
+    pub fn is_laden(&self) -> bool {
+        self.class() == Class::Laden
     }
 
     fn waits_for_another(&self) -> bool {
@@ -543,19 +550,15 @@ impl Stream {
     }
 
     fn charge(&self, more: usize, less: usize) {
-        if let Some(mut held) = self.held.take() {
+        if let Some(held) = &self.held {
             held.set(held.bytes() + more - less);
-            self.held.set(Some(held));
         }
     }
 
     /// Returns the memory account of the client's connection, in which memory for the watches and the queue
     /// is reserved; `None` for a stream that was not opened over such a connection.
-    fn account(&self) -> Option<Rc<Account>> {
-        let held = self.held.take()?;
-        let account = Rc::clone(held.account());
-        self.held.set(Some(held));
-        Some(account)
+    fn account(&self) -> Option<&Rc<Account>> {
+        self.held.as_ref().map(Held::account)
     }
 
     /// Returns the number of watches that read a revision of many changes.
@@ -600,37 +603,37 @@ impl Stream {
         }
     }
 
-    /// Queues a short response of at most [`SHORT_BYTES`](super::queued::SHORT_BYTES): `head` is the part
-    /// before the events, `fields` contains `count` events. The caller has checked [`Stream::has_room`].
-    pub fn push_short(&self, head: &[u8], fields: &[u8], count: u32) {
-        let bytes = Messages::wire_len(head.len() + fields.len());
+    /// Queues a short response of at most [`SHORT_BYTES`], which contains `count` events. `framed` is the
+    /// response after its gRPC prefix ([`Messages::frame`]). The caller has checked [`Stream::has_room`].
+    pub fn push_short(&self, framed: &[u8], count: u32) {
+        let bytes = framed.len();
         let mut queue = self.queue.borrow_mut();
         if let Some(Queued { body: Body::Short(messages), events }) = queue.back_mut()
             && messages.wire_bytes() + bytes <= TOGETHER_BYTES_MAX
             && *events == count * messages.len() as u32
         {
-            messages.push([head, fields]);
+            messages.push_framed(framed);
             *events += count;
             drop(queue);
             self.queued_bytes.set(self.queued_bytes.get() + bytes as u32);
             self.charge(QUEUED_BYTES + bytes, 0);
-            self.pending_events.add(i64::from(count));
+            self.counts.add_waiting(i64::from(count));
             return;
         }
         drop(queue);
-        // A stream with several watches often gets the same event for each of them, so the buffer has space
-        // for more.
-        let is_alone = self.watches.borrow().len() == 1;
-        let mut messages =
-            Messages::with_capacity(if is_alone { bytes } else { bytes.max(SHORT_ROOM_BYTES) });
-        messages.push([head, fields]);
+        // The watches of a stream often get the same event, so the buffer has space for all of them. The other
+        // responses may be a little longer, because watch ids differ in length.
+        let others = self.watches.borrow().len().saturating_sub(1);
+        let room = bytes + (others * (bytes + WATCH_ID_SPARE)).min(SHORT_ROOM_BYTES);
+        let mut messages = Messages::with_capacity(room);
+        messages.push_framed(framed);
         self.push(Queued { body: Body::Short(messages), events: count });
     }
 
     fn note_queued(&self, queued: &Queued) {
         self.queued_bytes.set(self.queued_bytes.get() + queued.body.bytes() as u32);
         self.charge(queued.charged_bytes(), 0);
-        self.pending_events.add(i64::from(queued.events));
+        self.counts.add_waiting(i64::from(queued.events));
         // If another stream has given a response to this stream, that response would be sent after `queued`
         // but with an older header, and possibly much later. So it is dropped, and this stream makes its own
         // response.
@@ -653,7 +656,7 @@ impl Stream {
         drop(queue);
         self.queued_bytes.set(self.queued_bytes.get() - queued.body.bytes() as u32);
         self.charge(0, queued.charged_bytes());
-        self.pending_events.add(-i64::from(queued.events));
+        self.counts.add_waiting(-i64::from(queued.events));
         Some(queued)
     }
 
@@ -661,7 +664,7 @@ impl Stream {
     pub fn put_back(&self, queued: Queued) {
         self.queued_bytes.set(self.queued_bytes.get() + queued.body.bytes() as u32);
         self.charge(queued.charged_bytes(), 0);
-        self.pending_events.add(i64::from(queued.events));
+        self.counts.add_waiting(i64::from(queued.events));
         self.queue.borrow_mut().push_front(queued);
     }
 
@@ -689,6 +692,17 @@ impl Stream {
         self.charge_fetched(0);
         let before = rare.fetching_from.replace(from);
         begun.filter(|_| before == from).map_or_else(begin, |begun| *begun)
+    }
+
+    /// Returns the work that is enough for the stream's next slice: `enough`, or the same as for the slice
+    /// before, if values were fetched for that. With more, further values would be missing, and with less,
+    /// some would be fetched in vain.
+    pub fn enough_for_slice(&self, enough: Portion) -> Portion {
+        let rare = self.rare();
+        let before = rare.fetching_enough.get().filter(|_| rare.fetched_bytes.get() > 0);
+        let enough = before.unwrap_or(enough);
+        rare.fetching_enough.set(Some(enough));
+        enough
     }
 
     /// Keeps this attempt, so that [`Stream::poll_fetched`] fetches the values that the attempt found
@@ -769,8 +783,8 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         let events: i64 = self.queue.get_mut().iter().map(|queued| i64::from(queued.events)).sum();
-        self.pending_events.add(-events);
-        self.pending_events.publish();
+        self.counts.add_waiting(-events);
+        self.counts.publish();
     }
 }
 

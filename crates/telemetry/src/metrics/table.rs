@@ -158,7 +158,7 @@ group! {
         defrag_inflight: Gauge = "etcd_disk_defrag_inflight", "Always 0, because nothing is defragmented.";
         log_entries: Total = "mainstay_log_entries_total", "Entries written to the log. Divided by the count of etcd_disk_wal_fsync_duration_seconds, this is the number of entries that share a sync.";
         log_prepared_bytes: Gauge = "mainstay_log_prepared_bytes_total", "Bytes written to prepare segments of the log: headers, and zeros ahead of small writes.";
-        core_lent: Counter = "mainstay_core_lent_total", "Writes for which the thread that serves the client did the work of the core thread, which stayed asleep.";
+        core_lent: Counter = "mainstay_core_lent_total", "Requests for which the thread that serves the client did the work of the core thread, which stayed asleep.";
         core_lent_to_peers: Counter = "mainstay_core_lent_to_peers_total", "Batches of messages of other members that the receiving thread processed itself, while the core thread stayed asleep.";
         core_lent_to_log: Total = "mainstay_core_lent_to_log_total", "Syncs of a single entry after which the log's thread did the work of the core thread, which stayed asleep.";
         log_segment_waits: Total = "mainstay_log_segment_waits_total", "Writes to the log that waited for a segment to be prepared.";

@@ -37,7 +37,9 @@ impl Core {
             // another path.
             let snapshot = kind == MessageType::MsgSnap as i32;
             let proposed = kind == MessageType::MsgProp as i32;
-            let entries = !message.entries.is_empty() && kind != MessageType::MsgReadIndex as i32;
+            let of_read =
+                kind == MessageType::MsgReadIndex as i32 || kind == MessageType::MsgReadIndexResp as i32;
+            let entries = !message.entries.is_empty() && !of_read;
             if proposed && self.leadership.leads() {
                 self.space.room.thin_out(&self.log, &mut message);
             }

@@ -40,34 +40,62 @@ use storage::values::Attempt;
 /// make very many different responses at the same time.
 const CLAIMED_MAX: usize = 64;
 
+/// Maximum number of streams that are to gain on the changes that are published in the same turns.
+const CATCH_UP_TOGETHER_MAX: usize = 8;
+/// Maximum factor by which a turn may read more history while many changes are published.
+const HISTORY_TIMES_MAX: usize = 8;
+
 impl Hub {
-    /// Reads history for the waiting streams, one after the other, until the work of one turn is used up.
+    /// Reads history for the waiting streams, one after the other, until they have read enough for one turn.
     /// Returns true if no stream waited.
     pub(in crate::watch) fn read_some(&self) -> bool {
         // Reads from the newest state that may be delivered. If users or roles have changed since the watches
         // were checked, this is not the newest state until the watches are checked again.
         let Some(state) = self.readable(&self.shared.state.load_full()) else { return false };
         let whole = self.portion.get();
-        let (mut left, mut none_reads) = (Some(whole), true);
-        while let Some(portion) = left {
+        let (mut left, mut enough_left) = (Some(whole), Some(self.enough_history(&state)));
+        let mut none_reads = true;
+        while let (Some(portion), Some(enough)) = (left, enough_left) {
             let Some(stream) = self.readers.borrow_mut().pop() else { break };
             none_reads = false;
-            if !stream.may_read() {
-                // The stream is queued again when it may read. Skipping it counts as work, because there may
-                // be many such streams.
+            let done = if !stream.may_read() || !stream.is_laden() && stream.room() == 0 {
+                // The stream is queued again when it may read, or when its client can take more: its task is
+                // woken to wait for that. Skipping it counts as work, because there may be many such streams.
                 self.note_work(0, 1);
-                left = Done { looks: 1, ..Done::default() }.left_of(portion);
-                continue;
-            }
-            let Some(done) = self.catch_up(&stream, &state, portion, portion == whole) else {
-                // The stream needs more work than is left in this turn, so it goes first in the next turn.
-                self.readers.borrow_mut().enter_first(&stream);
-                break;
+                Done { looks: 1, ..Done::default() }
+            } else {
+                let Some(done) = self.catch_up(&stream, &state, (portion, enough), portion == whole) else {
+                    // The stream needs more work than is left in this turn, so it goes first in the next turn.
+                    self.readers.borrow_mut().enter_first(&stream);
+                    break;
+                };
+                done
             };
-            left = done.left_of(portion);
+            (left, enough_left) = (done.left_of(portion), done.left_of(enough));
             stream.wake();
         }
         none_reads
+    }
+
+    /// Returns the work after which the streams have read enough history in this turn: [`HISTORY`], or twice
+    /// as many changes for each of some streams as were published since the last turn, up to
+    /// [`HISTORY_TIMES_MAX`] times as much. Otherwise a watch would never catch up while keys are written so
+    /// fast that every turn of the shard takes long.
+    ///
+    /// [`HISTORY`]: super::HISTORY
+    fn enough_history(&self, state: &Published) -> Portion {
+        let (least, most) = (self.history.get(), self.portion.get());
+        let current = state.view.snapshot().current_revision();
+        let published = (current.0 - self.history_seen.replace(current).0).max(0) as usize;
+        let streams = self.readers.borrow().len().min(CATCH_UP_TOGETHER_MAX);
+        let changes = published.saturating_mul(2 * streams);
+        let raised = |least: usize, most: usize| least.max(changes.min(HISTORY_TIMES_MAX * least)).min(most);
+        Portion {
+            changes: raised(least.changes, most.changes),
+            looks: raised(least.looks, most.looks),
+            watches: raised(least.watches, most.watches),
+            ..least
+        }
     }
 
     /// Queues a stream to read history in its turn.
@@ -107,17 +135,18 @@ impl Hub {
     }
 
     /// Reads one slice of history for the unsynced watches of a stream that have the oldest next revisions.
-    /// `portion` limits the work; `whole` is true if it is the limit of a complete turn. Returns `None` if
-    /// `portion` is only the rest of a turn and is too small for the first revision of the slice.
+    /// `portion` limits the work, and after `enough` work the slice ends with the revision that it has begun.
+    /// `whole` is true if `portion` is the limit of a complete turn. Returns `None` if `portion` is only the
+    /// rest of a turn and is too small for the first revision of the slice.
     fn catch_up(
         &self,
         stream: &Rc<Stream>,
         state: &Published,
-        portion: Portion,
+        (portion, enough): (Portion, Portion),
         whole: bool,
     ) -> Option<Done> {
         if let Some(long) = stream.take_long() {
-            return Some(self.read_long(stream, state, portion, long));
+            return Some(self.read_long(stream, state, enough, long));
         }
         let snapshot = state.view.snapshot();
         let (current, compacted) = (snapshot.current_revision(), snapshot.compact_revision());
@@ -146,6 +175,14 @@ impl Hub {
         };
         together.truncate(stream.together_max(from));
         let header = self.header(state, current);
+        // A slice for many watches may be longer, because to find the watches and to move each of them costs as
+        // much as a look. It should be no longer than the client can take.
+        let enough = stream.enough_for_slice(Portion {
+            looks: enough.looks.max(together.len()),
+            watches: enough.watches.max(together.len()),
+            bytes: enough.bytes.min(stream.room()),
+            ..enough
+        });
         let mut values = stream.attempt(from, || Attempt::new(self.values.clone()));
         // Makes the attempt look for values in memory again before it fetches them: values that were written
         // since the last slice are usually in the page cache.
@@ -155,7 +192,7 @@ impl Hub {
             group.insert(&watch.keys, watch.serial, Rc::clone(watch));
         }
         let newest = snapshot.current_revision();
-        let (slice, gathered) = Slice::gather(snapshot, &values, changes, &group, newest, portion);
+        let (slice, gathered) = Slice::gather(snapshot, &values, changes, &group, newest, portion, enough);
         let done = slice.done();
         self.note_work(done.walked, done.looks);
         // The unsynced watches among which `together` was chosen count as checked watches. A stream that got

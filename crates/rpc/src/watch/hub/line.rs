@@ -42,6 +42,11 @@ impl Line {
         self.put(stream, (class, self.numbers));
     }
 
+    /// Returns the number of streams that wait.
+    pub fn len(&self) -> usize {
+        self.classes.iter().map(BTreeMap::len).sum()
+    }
+
     /// Puts a stream at the front of the queue.
     pub fn enter_first(&mut self, stream: &Rc<Stream>) {
         self.laden_since = 0;
