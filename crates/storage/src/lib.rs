@@ -6,10 +6,10 @@
 //!   data directory.
 //! * [`checkpointer`] writes checkpoints and finds values that have to be moved out of old segments;
 //!   [`terms`] encodes the raft terms that are stored with a checkpoint.
-//! * [`values`] reads values that are in memory, large values in parts through [`buffers`], and neighboring
-//!   values with [`read_ahead`]; [`readers`] are threads that wait for the disk on behalf of threads that
-//!   must not wait, and [`block_on`] runs a future on a thread that may block. [`catch_up`] reads log entries
-//!   for followers that lag.
+//! * [`values`] reads values that are in memory, large values in parts through [`buffers`] or, for several
+//!   responses at the same time, once ([`shared_values`]), and neighboring values with [`read_ahead`];
+//!   [`readers`] are threads that wait for the disk on behalf of threads that must not wait, and [`block_on`]
+//!   runs a future on a thread that may block. [`catch_up`] reads log entries for followers that lag.
 //! * [`restoration`] creates a data directory from an external state; [`stopped`] reads a data directory
 //!   without starting a member.
 //! * [`taken_over`] marks a directory that was taken over from etcd and still contains etcd's files, and
@@ -56,6 +56,7 @@ mod options;
 pub mod read_ahead;
 pub mod readers;
 pub mod restoration;
+pub mod shared_values;
 mod shell;
 pub mod stopped;
 pub mod taken_over;

@@ -27,21 +27,23 @@ use std::thread;
 
 pub use self::reading::Reading;
 use accounting::{Budget, Charge};
-use bytes::Bytes;
+use bytes::{Bytes, BytesMut};
 use log::Wanted;
 use machine::ReadError;
 use mvcc::Value;
 use planted::Bug;
 
+use crate::shared_values::{SharedRead, SharedValues};
+
 /// Maximum number of reader threads, which are started on demand.
 const THREADS_MAX: usize = 8;
 /// Maximum number of threads that one lane may use at a time.
 const LANE_THREADS_MAX: usize = THREADS_MAX - 1;
-/// Limit, in bytes of clients' values, for each of three amounts: values that are being read, values that
-/// were read and may be revoked, and values that were read and stay until they are taken. A single portion
-/// may be larger.
+/// Limit, in bytes of clients' values, for each of four amounts: values that are being read, values that were
+/// read and may be revoked, values that were read and stay until they are taken, and values that several
+/// responses share. A single portion may be larger.
 const ADMITTED_BYTES_MAX: usize = 16 << 20;
-/// The clients' memory budget divided by this number is a further limit for each of the three amounts that
+/// The clients' memory budget divided by this number is a further limit for each of the four amounts that
 /// [`ADMITTED_BYTES_MAX`] limits.
 const BUDGET_PART: usize = 16;
 /// Returns the location of a value as one number, which identifies the value: a location in the log never
@@ -72,6 +74,8 @@ struct Inner {
     by_hand: bool,
     /// Number of threads after which starting a further one fails. Tests set it below [`THREADS_MAX`].
     startable: usize,
+    /// The large values that several responses are sending from one buffer.
+    shared: SharedValues,
     /// Memory budget in which the bytes of portions are reserved; unset until [`Readers::charge_to`] is
     /// called.
     budget: OnceLock<Budget>,
@@ -152,7 +156,7 @@ impl Inner {
         self.state.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
-    /// Returns the limit, in bytes, for each of the three amounts that [`ADMITTED_BYTES_MAX`] describes.
+    /// Returns the limit, in bytes, for each of the four amounts that [`ADMITTED_BYTES_MAX`] describes.
     fn bytes_max(&self) -> usize {
         let of_budget = self.budget.get().map_or(usize::MAX, |budget| budget.bytes_max() / BUDGET_PART);
         of_budget.min(ADMITTED_BYTES_MAX)
@@ -411,7 +415,8 @@ impl Readers {
 
     fn of(log: log::Values, by_hand: bool, startable: usize) -> Arc<Readers> {
         let (budget, state) = (OnceLock::new(), Mutex::default());
-        let inner = Inner { log, by_hand, startable, budget, state, work: Condvar::new() };
+        let shared = SharedValues::default();
+        let inner = Inner { log, by_hand, startable, shared, budget, state, work: Condvar::new() };
         Arc::new(Readers { inner: Arc::new(inner) })
     }
 
@@ -419,6 +424,25 @@ impl Readers {
     /// first call has an effect.
     pub fn charge_to(&self, budget: &Budget) {
         let _ = self.inner.budget.set(budget.clone());
+    }
+
+    /// Notes that a response begins to send a large value; see [`SharedValues::join`].
+    pub fn join(&self, value: Value) -> SharedRead {
+        self.inner.shared.join(value)
+    }
+
+    /// Reads a large value for several responses with `read`, if that is possible; see [`SharedRead::fill`].
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of `read`.
+    pub fn fill(
+        &self,
+        shared: &mut SharedRead,
+        value: Value,
+        read: impl FnOnce(&mut BytesMut) -> Result<bool, ReadError>,
+    ) -> Result<(), ReadError> {
+        shared.fill(value, self.inner.bytes_max(), self.inner.budget.get(), read)
     }
 
     /// Reads one queued run. Returns `false` if none is queued.

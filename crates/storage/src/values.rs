@@ -22,6 +22,7 @@ use numbers::Location;
 
 use crate::buffers::{BUFFER_BYTES_MAX, Buffer};
 use crate::readers::{ReadValue, Readers, Reading, place_of};
+use crate::shared_values::SharedRead;
 
 /// Number of slots in the cache of values; a power of two.
 const SLOTS: usize = 4096;
@@ -202,6 +203,22 @@ pub trait Source {
         Ok(is_at_hand)
     }
 
+    /// Notes that a response begins to send a large value, so that other responses can share it. Returns
+    /// `None` if this source's values are not shared.
+    fn join(&self, _value: Value) -> Option<SharedRead> {
+        None
+    }
+
+    /// Reads a large value for all responses that send it at the same time, if there are others, the value is
+    /// in memory and there is space ([`SharedRead::fill`]).
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors that [`ReadError`] lists.
+    fn fill(&self, _shared: &mut SharedRead, _value: Value) -> Result<(), ReadError> {
+        Ok(())
+    }
+
     /// Fetches values that are not in memory. Returns `None` if this source has no threads that could fetch
     /// them.
     fn fetch(&self, values: &[Value]) -> Option<Reading>;
@@ -246,6 +263,20 @@ impl Source for LogValues {
     fn read_part_at_hand(&self, value: Value, from: usize, part: &mut [u8]) -> Result<bool, ReadError> {
         let (location, waits) = (value.location, self.readers.is_none());
         self.log.read_part(location, value.len, from, part, waits).map_err(read_error)
+    }
+
+    fn join(&self, value: Value) -> Option<SharedRead> {
+        self.readers.as_ref().map(|readers| readers.join(value))
+    }
+
+    fn fill(&self, shared: &mut SharedRead, value: Value) -> Result<(), ReadError> {
+        let Some(readers) = &self.readers else { return Ok(()) };
+        readers.fill(shared, value, |out| {
+            if let Some(account) = Account::of_turn() {
+                account.looked_at(value.len as usize);
+            }
+            self.read_log(value, out, false)
+        })
     }
 
     fn fetch(&self, values: &[Value]) -> Option<Reading> {
@@ -330,6 +361,24 @@ impl Attempt {
     /// immediately.
     pub fn tells_at_hand(&self, value: Value) -> bool {
         self.source.tells_at_hand(value)
+    }
+
+    /// Begins to send a large value. Returns true if the value is intact, as [`Attempt::check`] does; `false`
+    /// if it has to be fetched. Sets `shared` to the response's part in the values that several responses send
+    /// at the same time, which the caller keeps until the value is sent.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the value is damaged, has moved or cannot be read.
+    pub fn begin(&self, value: Value, shared: &mut Option<SharedRead>) -> Result<bool, ReadError> {
+        let mut joined = self.source.join(value);
+        let is_verified = joined.as_ref().is_some_and(|joined| joined.whole().is_some());
+        let is_intact = is_verified || self.check(value)?;
+        if is_intact && let Some(joined) = &mut joined {
+            self.noted(value, self.source.fill(joined, value))?;
+        }
+        *shared = joined;
+        Ok(is_intact)
     }
 
     /// Makes the next [`Attempt::check`] of a value read its bytes again.

@@ -307,7 +307,7 @@ impl Pieces {
             }
             self.looks = None;
             let made = made?;
-            self.large = made.as_ref().and_then(|(_, through)| through.large);
+            self.large = made.as_ref().and_then(|(_, through)| through.large.clone());
             large_value::forget(&mut self.values, &mut self.large);
             let Some((piece, through)) = made else { return Poll::Ready(Ok(None)) };
             self.parts.truncate(self.parts.len() - through.parts);
@@ -337,7 +337,7 @@ impl Pieces {
             through.parts = 1;
             return Ok(Some((bytes.clone(), through)));
         }
-        if let Some(large) = self.large
+        if let Some(large) = self.large.clone()
             && let Some(Part::Kvs(_, projection, _)) = self.parts.last()
         {
             let slice = slice(&self.state)?;

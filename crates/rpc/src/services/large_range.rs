@@ -122,7 +122,7 @@ impl Rest {
         let slice = slice(&self.state)?;
         let snapshot = slice.snapshot();
         let mut through = Through::default();
-        if let Some(large) = self.large {
+        if let Some(large) = self.large.clone() {
             let version = snapshot.version_at(large.id()).ok_or(error::COMPACTED)?;
             let part = large.go_on(version, self.projection, &self.values, bytes_max)?;
             return Ok((through.take(part, version), through));

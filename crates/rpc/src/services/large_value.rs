@@ -20,10 +20,18 @@
 //! disk is read at most twice. On systems that cannot tell what is in the page cache, the value is already
 //! held after the first fetch.
 //!
+//! If another response is already sending the same value, the value is read into a buffer as a whole and
+//! verified, and later responses send slices of that buffer ([`storage::shared_values`]): they read nothing,
+//! compute no checksum and copy nothing. So if a thousand clients read one value at the same time, for
+//! example after a restart, nearly all of them share one read. The bytes of the buffer cannot change, so the
+//! last part needs no check.
+//!
 //! Each part is read from the state of the response, which is protected from compaction only for a limited
 //! time (COMPAT-80). So a response that was partly sent to a slow client is reset when a compaction has
 //! waited for it for minutes, or when the member installs another member's state. This happens even if only
 //! one value is left to be read. The alternative would be to hold the whole value in memory.
+
+use std::rc::Rc;
 
 use api::Status;
 use api::wire::put_field_head;
@@ -35,6 +43,7 @@ use machine::key_value::{
 use mvcc::{Value, Version};
 use numbers::ChangeId;
 use storage::buffers::{BUFFER_BYTES_MAX, BUFFER_BYTES_MIN, Buffer};
+use storage::shared_values::SharedRead;
 use storage::values::{Attempt, unreadable};
 
 use super::walk::BYTES_AT_ONCE;
@@ -46,7 +55,7 @@ const BEFORE_BYTES_MAX: usize = BUFFER_BYTES_MIN / 2;
 const FETCHES_MAX: u32 = 2;
 
 /// A large value that is partly sent, or comes next in the response.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub(super) struct LargeValue {
     id: ChangeId,
     /// Number of the response field that contains the value's `KeyValue`.
@@ -61,6 +70,8 @@ pub(super) struct LargeValue {
     value: Value,
     /// Number of pieces for which the value had to be fetched.
     fetches: u32,
+    /// The response's part in the values that several responses send at the same time.
+    shared: Option<Rc<SharedRead>>,
 }
 
 /// The next part of a large value.
@@ -92,11 +103,14 @@ impl LargeValue {
         wanted: usize,
     ) -> Result<Part, Status> {
         let (id, value) = (version.id(), version.value());
-        let mut next = LargeValue { id, field, is_next: true, at: 0, sum: 0, value, fetches: 0 };
+        let mut shared = None;
+        let mut next =
+            LargeValue { id, field, is_next: true, at: 0, sum: 0, value, fetches: 0, shared: None };
         let is_whole = read_where_it_is(version, |value| {
             next.value = value;
-            values.check(value)
+            values.begin(value, &mut shared)
         });
+        next.shared = shared.map(Rc::new);
         if !is_whole.map_err(|e| unreadable(&e))? {
             return Ok(Part { bytes: Bytes::new(), rest: Some(next) });
         }
@@ -119,7 +133,7 @@ impl LargeValue {
         put_field_head(&mut before, self.field, kv_len(version, projection));
         put_kv_before_value(version, projection, &mut before);
         let begun = LargeValue { is_next: false, ..self };
-        if before.len() > BEFORE_BYTES_MAX {
+        if before.len() > BEFORE_BYTES_MAX || begun.whole().is_some() {
             return Ok(Part { bytes: fitted(before), rest: Some(begun) });
         }
         begun.part(&before, version, projection, values, wanted)
@@ -146,7 +160,33 @@ impl LargeValue {
         if self.is_next {
             return self.first(BytesMut::new(), version, projection, values, wanted);
         }
+        if let Some(whole) = self.whole().cloned() {
+            return Ok(self.slice(&whole, version, projection, wanted));
+        }
         self.part(&[], version, projection, values, wanted)
+    }
+
+    /// Returns the whole value, if several responses share it.
+    fn whole(&self) -> Option<&Bytes> {
+        self.shared.as_ref()?.whole()
+    }
+
+    /// Returns the next part, of at most `wanted` bytes, from `whole`, the value in the buffer that several
+    /// responses share. The part is not copied. The fields after the value, if there are any, are a part of
+    /// their own.
+    fn slice(mut self, whole: &Bytes, version: Version<'_>, projection: Projection, wanted: usize) -> Part {
+        let at = self.at;
+        let end = whole.len().min(at + wanted.max(1));
+        let mut after = BytesMut::new();
+        if end == whole.len() {
+            put_kv_after_value(version, projection, &mut after);
+        }
+        if at == whole.len() {
+            return Part { bytes: after.freeze(), rest: None };
+        }
+        self.at = end;
+        let is_last = end == whole.len() && after.is_empty();
+        Part { bytes: whole.slice(at..end), rest: (!is_last).then_some(self) }
     }
 
     fn part(

@@ -376,6 +376,102 @@ fn a_value_that_was_fetched_is_not_checked_again() {
     assert_eq!(reads, VALUE_BYTES.div_ceil(PIECE_BYTES) as u64, "those of its parts");
 }
 
+#[test]
+fn responses_that_send_a_value_at_the_same_time_read_it_once() {
+    let budget = Budget::new(1 << 30);
+    let mut world = filled(48);
+    world.member(0).charge_reads_to(&budget);
+    let reads = |world: &World| world.places[0].disk.reads();
+    let txn = vec![op(request_op::Request::RequestRange(get("k3")))];
+    let txn = TxnRequest { success: txn, ..TxnRequest::default() };
+    for wanted in [&[PIECE_BYTES][..], &[PIECE_BYTES - 5, 30_000, 1, 100, 16 << 10]] {
+        for key in ["k3", "k6"] {
+            // What is read alone.
+            let mut answer = begin(&mut world, Rpc::KvRange, &get(key));
+            let (alone, _) = taken(&mut world, &mut answer, wanted).expect("is read");
+            // The first response reads in parts, the second one reads the whole value for those that follow.
+            let mut answers = Vec::new();
+            for n in 0..4 {
+                let (mut answer, mut bytes) = (begin(&mut world, Rpc::KvRange, &get(key)), Vec::new());
+                let before = reads(&world);
+                take(&mut world, &mut answer, &mut bytes, &[100], 2, &mut 0).expect("is read");
+                assert_eq!(reads(&world) - before, u64::from(n < 2), "{n}");
+                answers.push((answer, bytes));
+            }
+            assert_eq!(budget.held_bytes(), VALUE_BYTES);
+            let before = reads(&world);
+            for (answer, bytes) in &mut answers[1..] {
+                let mut held = 0;
+                take(&mut world, answer, bytes, wanted, usize::MAX, &mut held).expect("is read");
+                assert!(held <= HELD_BYTES_MAX, "{held}");
+            }
+            if key == "k3" {
+                let mut answer = begin(&mut world, Rpc::KvTxn, &txn);
+                let (bytes, _) = taken(&mut world, &mut answer, wanted).expect("is read");
+                let txn = TxnResponse::decode(bytes.as_slice()).expect("decodes");
+                let Some(response_op::Response::ResponseRange(inside)) = &txn.responses[0].response else {
+                    panic!("{:?}", txn.responses);
+                };
+                assert!(inside.kvs[0].value == value_of(3, VALUE_BYTES) && inside.kvs[0].lease == LEASE);
+            }
+            assert!(answers[1..].iter().all(|(_, bytes)| *bytes == alone));
+            let (answer, bytes) = &mut answers[0];
+            take(&mut world, answer, bytes, wanted, usize::MAX, &mut 0).expect("is read");
+            assert!(*bytes == alone && reads(&world) > before);
+            assert_eq!(budget.held_bytes(), 0, "nobody sends the value");
+        }
+    }
+    // Clients that leave give the buffer back, too.
+    let mut answers: Vec<Answer> = Vec::new();
+    for _ in 0..3 {
+        let (mut answer, mut bytes) = (begin(&mut world, Rpc::KvRange, &get("k3")), Vec::new());
+        take(&mut world, &mut answer, &mut bytes, &[100], 2, &mut 0).expect("is read");
+        answers.push(answer);
+    }
+    assert_eq!(budget.held_bytes(), VALUE_BYTES);
+    answers.truncate(1);
+    assert_eq!(budget.held_bytes(), 0);
+}
+
+#[test]
+fn a_value_that_is_damaged_before_it_is_shared_is_refused() {
+    let mut world = filled(49);
+    let (path, offset) = place_of(&world, &value_of(3, VALUE_BYTES));
+    let (mut first, mut bytes) = (begin(&mut world, Rpc::KvRange, &get("k3")), Vec::new());
+    take(&mut world, &mut first, &mut bytes, &[PIECE_BYTES], 2, &mut 0).expect("is read");
+    world.places[0].disk.flip_bit(&path, offset + 300_000, 3).expect("is there");
+    let name = path.file_name().and_then(|name| name.to_str()).expect("it has a name");
+    for _ in 0..2 {
+        let (mut answer, mut bytes) = (begin(&mut world, Rpc::KvRange, &get("k3")), Vec::new());
+        let refused = take(&mut world, &mut answer, &mut bytes, &[PIECE_BYTES], usize::MAX, &mut 0);
+        let refused = refused.expect_err("it is damaged");
+        assert!(bytes.is_empty() && refused.message.contains(name), "{refused:?}");
+    }
+    let failed = take(&mut world, &mut first, &mut bytes, &[PIECE_BYTES], usize::MAX, &mut 0);
+    assert!(failed.expect_err("it is damaged").message.contains(name));
+}
+
+#[test]
+fn a_value_that_is_not_in_memory_is_not_shared() {
+    let budget = Budget::new(1 << 30);
+    let mut world = filled(50);
+    world.member(0).charge_reads_to(&budget);
+    let mut answer = begin(&mut world, Rpc::KvRange, &get("k3"));
+    let (alone, _) = taken(&mut world, &mut answer, &[PIECE_BYTES]).expect("is read");
+    world.places[0].disk.set_misses_per_mille(1000);
+    let mut answers: Vec<_> =
+        (0..3).map(|_| (begin(&mut world, Rpc::KvRange, &get("k3")), Vec::new())).collect();
+    for (answer, bytes) in &mut answers {
+        take(&mut world, answer, bytes, &[PIECE_BYTES], 1, &mut 0).expect("is read");
+    }
+    assert_eq!(budget.held_bytes(), 0, "the first parts are dropped");
+    for (answer, bytes) in &mut answers {
+        take(&mut world, answer, bytes, &[PIECE_BYTES], usize::MAX, &mut 0).expect("is read");
+        assert!(*bytes == alone);
+    }
+    assert_eq!(budget.held_bytes(), 0);
+}
+
 /// Returns the file and the offset at which a value is stored.
 fn place_of(world: &World, value: &[u8]) -> (PathBuf, u64) {
     let disk = &world.places[0].disk;
@@ -513,8 +609,13 @@ fn a_large_value_that_is_moved_while_it_is_taken_is_read_where_it_is() {
     }
     compact(&mut world);
     // No writes follow, so the state that the reader began with stays the newest state.
-    let (mut answer, mut bytes, mut held) = (begin(&mut world, Rpc::KvRange, &get("k8")), Vec::new(), 0);
-    take(&mut world, &mut answer, &mut bytes, &[16 << 10], 2, &mut held).expect("is read");
+    // The first response reads parts of the value; the others share a buffer with the whole value.
+    let mut answers = Vec::new();
+    for _ in 0..3 {
+        let (mut answer, mut bytes) = (begin(&mut world, Rpc::KvRange, &get("k8")), Vec::new());
+        take(&mut world, &mut answer, &mut bytes, &[16 << 10], 2, &mut 0).expect("is read");
+        answers.push((answer, bytes));
+    }
     let before = location(&world);
     world.until("it is moved", |world| location(world) != before);
     let old = format!("{:016x}.seg", before.segment);
@@ -523,7 +624,10 @@ fn a_large_value_that_is_moved_while_it_is_taken_is_read_where_it_is() {
         files.iter().any(|(path, _)| path.file_name().and_then(|name| name.to_str()) == Some(name))
     };
     world.until("its segment is gone", |world| !is_there(world, &old));
-    take(&mut world, &mut answer, &mut bytes, &[16 << 10], usize::MAX, &mut held).expect("is read");
-    let ranged = RangeResponse::decode(bytes.as_slice()).expect("decodes");
-    assert!(ranged.kvs.len() == 1 && ranged.kvs[0].value == value);
+    answers.push((begin(&mut world, Rpc::KvRange, &get("k8")), Vec::new()));
+    for (mut answer, mut bytes) in answers {
+        take(&mut world, &mut answer, &mut bytes, &[16 << 10], usize::MAX, &mut 0).expect("is read");
+        let ranged = RangeResponse::decode(bytes.as_slice()).expect("decodes");
+        assert!(ranged.kvs.len() == 1 && ranged.kvs[0].value == value);
+    }
 }
