@@ -46,10 +46,18 @@ pub struct SharedValues(Arc<Table>);
 
 #[derive(Default)]
 struct Table {
-    /// The values that are being sent, by their location ([`place_of`]).
-    entries: Mutex<BTreeMap<u64, Entry>>,
+    /// The values that are being sent.
+    entries: Mutex<BTreeMap<Key, Entry>>,
     /// Total length of the buffers that still exist, in bytes.
     held_bytes: AtomicUsize,
+}
+
+/// Identifies a value: its place, length and checksum. The place would be enough, but a buffer is sent without
+/// another check, so nothing depends on a place alone.
+type Key = (u64, u32, u32);
+
+fn key_of(value: Value) -> Key {
+    (place_of(value), value.len, value.crc)
 }
 
 /// A value that is being sent.
@@ -65,7 +73,7 @@ struct Entry {
 }
 
 impl Table {
-    fn entries(&self) -> MutexGuard<'_, BTreeMap<u64, Entry>> {
+    fn entries(&self) -> MutexGuard<'_, BTreeMap<Key, Entry>> {
         // No code panics while it holds the lock with half-changed data, so the table is consistent even if
         // the lock is poisoned.
         self.entries.lock().unwrap_or_else(PoisonError::into_inner)
@@ -81,13 +89,13 @@ impl Table {
 impl SharedValues {
     /// Notes that a response begins to send a value. The result must be kept until the response has ended.
     pub fn join(&self, value: Value) -> SharedRead {
-        let place = place_of(value);
+        let key = key_of(value);
         let mut entries = self.0.entries();
-        let entry = entries.entry(place).or_default();
+        let entry = entries.entry(key).or_default();
         entry.responses += 1;
         let whole = entry.whole.clone();
         entry.sharing += usize::from(whole.is_some());
-        SharedRead { table: Arc::clone(&self.0), place, whole }
+        SharedRead { table: Arc::clone(&self.0), key, whole }
     }
 
     /// Returns the number of bytes of the buffers that still exist.
@@ -100,7 +108,7 @@ impl SharedValues {
 /// A response's part in [`SharedValues`]. Dropped when the response has ended.
 pub struct SharedRead {
     table: Arc<Table>,
-    place: u64,
+    key: Key,
     whole: Option<Bytes>,
 }
 
@@ -130,7 +138,7 @@ impl SharedRead {
         }
         {
             let mut entries = self.table.entries();
-            let Some(entry) = entries.get_mut(&self.place) else { return Ok(()) };
+            let Some(entry) = entries.get_mut(&self.key) else { return Ok(()) };
             let is_alone = entry.responses < 2;
             // No client is disconnected for the sake of a buffer that only saves time.
             let exceeds = |budget: &Budget| budget.held_bytes().saturating_add(len) > budget.bytes_max();
@@ -156,7 +164,7 @@ impl SharedRead {
         let read = read(&mut buffer.bytes);
         self.whole = matches!(read, Ok(true)).then(|| Bytes::from_owner(buffer));
         let mut entries = self.table.entries();
-        if let Some(entry) = entries.get_mut(&self.place) {
+        if let Some(entry) = entries.get_mut(&self.key) {
             entry.is_filling = false;
             entry.sharing += usize::from(self.whole.is_some());
             entry.whole.clone_from(&self.whole);
@@ -168,12 +176,12 @@ impl SharedRead {
 impl Drop for SharedRead {
     fn drop(&mut self) {
         let mut entries = self.table.entries();
-        let Some(entry) = entries.get_mut(&self.place) else { return };
+        let Some(entry) = entries.get_mut(&self.key) else { return };
         entry.responses -= 1;
         entry.sharing -= usize::from(self.whole.is_some());
         let unused = if entry.sharing == 0 { entry.whole.take() } else { None };
         if entry.responses == 0 {
-            entries.remove(&self.place);
+            entries.remove(&self.key);
         }
         // The buffer may be deallocated here, which needs no lock.
         drop(entries);
@@ -183,7 +191,7 @@ impl Drop for SharedRead {
 
 impl fmt::Debug for SharedRead {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
-        write!(f, "SharedRead({}, {:?} bytes)", self.place, self.whole.as_ref().map(Bytes::len))
+        write!(f, "SharedRead({}, {:?} bytes)", self.key.0, self.whole.as_ref().map(Bytes::len))
     }
 }
 

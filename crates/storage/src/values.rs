@@ -372,11 +372,12 @@ impl Attempt {
     /// Returns an error if the value is damaged, has moved or cannot be read.
     pub fn begin(&self, value: Value, shared: &mut Option<SharedRead>) -> Result<bool, ReadError> {
         let mut joined = self.source.join(value);
-        let is_verified = joined.as_ref().is_some_and(|joined| joined.whole().is_some());
-        let is_intact = is_verified || self.check(value)?;
-        if is_intact && let Some(joined) = &mut joined {
+        if let Some(joined) = &mut joined {
             self.noted(value, self.source.fill(joined, value))?;
         }
+        // A value in a buffer is verified already.
+        let is_verified = joined.as_ref().is_some_and(|joined| joined.whole().is_some());
+        let is_intact = is_verified || self.check(value)?;
         *shared = joined;
         Ok(is_intact)
     }

@@ -176,7 +176,7 @@ impl LargeValue {
     /// their own.
     fn slice(mut self, whole: &Bytes, version: Version<'_>, projection: Projection, wanted: usize) -> Part {
         let at = self.at;
-        let end = whole.len().min(at + wanted.max(1));
+        let end = whole.len().min(at + wanted.max(BUFFER_BYTES_MIN));
         let mut after = BytesMut::new();
         if end == whole.len() {
             put_kv_after_value(version, projection, &mut after);
