@@ -86,10 +86,10 @@ impl Window {
         Some(message)
     }
 
-    /// Returns true if an append without entries may be sent because the follower has answered a heartbeat but
-    /// not acknowledged all entries: its response shows raft if entries or acknowledgements were lost. True at
-    /// most once per tick, because heartbeats are also sent with every read, and while writes are in flight
-    /// each of them would cause such an append.
+    /// Returns true if an append without entries may be sent because the follower has answered a heartbeat
+    /// but not acknowledged all entries: its response shows raft if entries or acknowledgements were lost.
+    /// True at most once per tick, because heartbeats are also sent with every read, and while writes are in
+    /// flight each of them would cause such an append.
     pub fn may_repeat(&mut self, tick: u64) -> bool {
         std::mem::replace(&mut self.repeated, tick) != tick
     }

@@ -20,8 +20,8 @@ use crate::{
     ReleaseError, Replayed, SegmentState, Space, Synced, Values, recovery,
 };
 
-/// Callback for events. It is called on the thread that writes the log, which writes nothing meanwhile. So the
-/// callback must return quickly, unless no further batch is queued ([`Synced::is_last`]).
+/// Callback for events. It is called on the thread that writes the log, which writes nothing meanwhile. So
+/// the callback must return quickly, unless no further batch is queued ([`Synced::is_last`]).
 pub type OnEvent = Box<dyn FnMut(LogEvent) + Send>;
 
 /// Time after which a writer that waits for a segment checks again, even if it was not notified.

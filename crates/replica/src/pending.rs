@@ -157,8 +157,8 @@ impl Pending {
         let works_here = self.is_of_one_writer(&outgoing, shard)
             && self.shared.core.seat.is_lent_to(Borrower::Shard)
             && !self.keeps_leases();
-        // In a cluster a turn waits for no disk, so it delays nobody for long. With more requests the core would
-        // make smaller batches.
+        // In a cluster a turn waits for no disk, so it delays nobody for long. With more requests the core
+        // would make smaller batches.
         let begins_here = outgoing.len() == 1
             && self.open() == 1
             && self.shared.core.seat.is_lent_to(Borrower::ClusterThreads);

@@ -6,12 +6,12 @@
 //! turns on its own thread while the core's thread sleeps.
 //!
 //! In a cluster, most turns begin with a message of another member, such as an append or the response to one.
-//! The thread that receives these messages also sends the core's. So it runs the core's turn itself while
-//! the core's thread sleeps, which saves two wake-ups: the core's for the message, and its own for the
-//! response. It runs a single turn, and none if clients have sent much, because the network waits meanwhile:
-//! longer work is the owner's. A turn of a cluster's member never waits for a sync (`writing.rs`). In the same way
-//! the log's thread runs the turn that follows the sync of a single entry, and a shard the turn for its only open
-//! request. With more entries or requests the next batch would only be smaller.
+//! The thread that receives these messages also sends the core's. So it runs the core's turn itself while the
+//! core's thread sleeps, which saves two wake-ups: the core's for the message, and its own for the response.
+//! It runs a single turn, and none if clients have sent much, because the network waits meanwhile: longer
+//! work is the owner's. A turn of a cluster's member never waits for a sync (`writing.rs`). In the same way
+//! the log's thread runs the turn that follows the sync of a single entry, and a shard the turn for its only
+//! open request. With more entries or requests the next batch would only be smaller.
 //!
 //! The `interleaving` crate also compiles this file and runs it under a model of memory.
 
@@ -164,8 +164,8 @@ impl<W: Work> Seat<W> {
     }
 }
 
-/// Wakes the owner when dropped, unless it was emptied before. It also does so if a turn has panicked: otherwise
-/// the owner would notice the panic only when its own timer ends its sleep.
+/// Wakes the owner when dropped, unless it was emptied before. It also does so if a turn has panicked:
+/// otherwise the owner would notice the panic only when its own timer ends its sleep.
 struct WakesOwner<'i, T>(Option<&'i Inbox<T>>);
 
 impl<T> Drop for WakesOwner<'_, T> {

@@ -52,8 +52,8 @@ struct Table {
     held_bytes: AtomicUsize,
 }
 
-/// Identifies a value: its place, length and checksum. The place would be enough, but a buffer is sent without
-/// another check, so nothing depends on a place alone.
+/// Identifies a value: its place, length and checksum. The place would be enough, but a buffer is sent
+/// without another check, so nothing depends on a place alone.
 type Key = (u64, u32, u32);
 
 fn key_of(value: Value) -> Key {

@@ -364,8 +364,8 @@ impl Attempt {
     }
 
     /// Begins to send a large value. Returns true if the value is intact, as [`Attempt::check`] does; `false`
-    /// if it has to be fetched. Sets `shared` to the response's part in the values that several responses send
-    /// at the same time, which the caller keeps until the value is sent.
+    /// if it has to be fetched. Sets `shared` to the response's part in the values that several responses
+    /// send at the same time, which the caller keeps until the value is sent.
     ///
     /// # Errors
     ///

@@ -469,8 +469,8 @@ struct Driver<'a, W: Workload> {
 
 /// Shortest time for which a thread sleeps until an operation is due under an open schedule. Operations that
 /// become due meanwhile begin together, if no response wakes the thread before. So at more than 10,000
-/// operations per second they begin up to this late, which their latencies include. A timer for each operation
-/// would occupy a processor with nothing but timers at some 60,000 per second.
+/// operations per second they begin up to this late, which their latencies include. A timer for each
+/// operation would occupy a processor with nothing but timers at some 60,000 per second.
 const SLEEP_MIN: Duration = Duration::from_micros(100);
 
 /// Longest duration of a turn. A timer or a response ends a turn earlier.

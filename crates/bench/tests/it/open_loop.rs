@@ -70,7 +70,8 @@ fn a_high_rate_does_not_set_a_timer_for_each_operation() {
     let range = Range { key: b"a".to_vec(), ..Range::default() };
     let run = measure(&plan, &served.target(), |_| range.clone(), &mut Nobody).unwrap().remove(0);
     assert_eq!(run.series[0].count(), 40_000);
-    // A timer expires a tenth of a millisecond after it was set at the earliest, and no other is set meanwhile.
+    // A timer expires a tenth of a millisecond after it was set at the earliest, and no other is set
+    // meanwhile.
     let timers_max = run.elapsed.as_micros() as u64 / 100 + 1;
     assert!(run.generator.timers <= timers_max, "{} timers in {:?}", run.generator.timers, run.elapsed);
     assert!(run.generator.timers > 0, "the rate is held by timers");

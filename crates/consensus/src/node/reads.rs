@@ -1,5 +1,5 @@
-//! Confirms reads with a quorum: the ReadIndex algorithm of Ongaro's thesis (6.4), for the reads of this node's
-//! clients and for those that other members forward to this leader.
+//! Confirms reads with a quorum: the ReadIndex algorithm of Ongaro's thesis (6.4), for the reads of this
+//! node's clients and for those that other members forward to this leader.
 //!
 //! The raft crate sends a heartbeat to every member for each read. This module saves most of these messages:
 //!
@@ -88,7 +88,8 @@ impl Node {
         }
     }
 
-    /// Returns true if another member has forwarded this read in this leader's term, and the two are a quorum.
+    /// Returns true if another member has forwarded this read in this leader's term, and the two are a
+    /// quorum.
     fn is_confirmed_by_asker(&self, read: &eraftpb::Message) -> bool {
         let (raft, asker) = (&self.raw.raft, read.from);
         let in_this_term = read.entries.first().is_some_and(|entry| entry.term == raft.term);

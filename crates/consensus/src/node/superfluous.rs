@@ -1,7 +1,7 @@
-//! Drops messages that tell their receiver nothing new, as far as this node knows. The raft crate makes them because
-//! it knows neither that another message follows, nor which program the other member runs. Each of them would
-//! wake a thread of its receiver. If the message that made one superfluous is lost, the heartbeats of the next
-//! tick repair that.
+//! Drops messages that tell their receiver nothing new, as far as this node knows. The raft crate makes them
+//! because it knows neither that another message follows, nor which program the other member runs. Each of
+//! them would wake a thread of its receiver. If the message that made one superfluous is lost, the heartbeats
+//! of the next tick repair that.
 
 use raft::StateRole;
 use raft::eraftpb::{self, MessageType};
@@ -48,8 +48,8 @@ impl Node {
         }
     }
 
-    /// Drops the append without entries that the raft crate has made in response to the sender's
-    /// heartbeat response, if one was sent in this tick already. It shows the loss of entries or acknowledgements, and
+    /// Drops the append without entries that the raft crate has made in response to the sender's heartbeat
+    /// response, if one was sent in this tick already. It shows the loss of entries or acknowledgements, and
     /// once per tick is enough for that; but while writes are in flight, the raft crate makes one for every
     /// read.
     fn drop_repeated(&mut self, before: &Before) {
@@ -69,11 +69,11 @@ impl Node {
         }
     }
 
-    /// Drops the acknowledgement of an append without entries whose only news is the commit index, if this node
-    /// has acknowledged this index already, or will once it is on disk. An append that
-    /// brings no commit index is acknowledged: the leader sends it if it misses an acknowledgement. An append that
-    /// probes is acknowledged, too. A leader that runs Mainstay marks it with a hint; a leader that runs etcd
-    /// does not, so it gets every acknowledgement.
+    /// Drops the acknowledgement of an append without entries whose only news is the commit index, if this
+    /// node has acknowledged this index already, or will once it is on disk. An append that brings no commit
+    /// index is acknowledged: the leader sends it if it misses an acknowledgement. An append that probes is
+    /// acknowledged, too. A leader that runs Mainstay marks it with a hint; a leader that runs etcd does not,
+    /// so it gets every acknowledgement.
     fn drop_known(&mut self, before: &Before) {
         let raft = &mut self.raw.raft;
         let told = &mut self.acknowledged;
@@ -108,8 +108,8 @@ pub(super) fn drop_superseded(messages: &mut Vec<eraftpb::Message>) {
     if messages.len() < 2 {
         return;
     }
-    // The messages are visited from the last to the first. These are the receivers and terms of those that were
-    // visited; of responses also the index.
+    // The messages are visited from the last to the first. These are the receivers and terms of those that
+    // were visited; of responses also the index.
     let (mut appends, mut accepted) = (Vec::new(), Vec::new());
     messages.reverse();
     messages.retain(|message| {

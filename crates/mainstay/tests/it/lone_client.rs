@@ -1,5 +1,5 @@
-//! A single client: its calls are handled by one thread, without waking others on the way to the core and back.
-//! In a cluster, the thread of the other members runs the core's turns.
+//! A single client: its calls are handled by one thread, without waking others on the way to the core and
+//! back. In a cluster, the thread of the other members runs the core's turns.
 
 use testkit::{TIMEOUT, TempDir, eventually, http1};
 
@@ -31,7 +31,8 @@ async fn lent_for_puts(member: &Member, client: &Client) -> u64 {
     lent(member) - before
 }
 
-/// Waits until the core is lent for most writes: after a disk stall, the core thread writes by itself for a while.
+/// Waits until the core is lent for most writes: after a disk stall, the core thread writes by itself for a
+/// while.
 async fn write_until_lent(member: &Member, client: &Client) {
     let look = async || (lent_for_puts(member, client).await > PUTS / 2).then_some(());
     eventually("the core is lent", TIMEOUT, look).await;
@@ -79,7 +80,8 @@ fn in_a_cluster_the_core_is_lent_to_the_threads_that_bring_it_work() {
         let client = cluster.client(follower).await;
         let lent_to_each = || ["peers", "log"].map(|thread| [0, 1, 2].map(|at| lent_to(thread, at))).concat();
         let before = lent_to_each();
-        // Each put brings each member a message, and a sync; other work of the core may now and then keep it awake.
+        // Each put brings each member a message, and a sync; other work of the core may now and then keep it
+        // awake.
         let mut puts = 0;
         eventually("the core of each member is lent", TIMEOUT, async || {
             for _ in 0..PUTS {

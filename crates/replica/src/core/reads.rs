@@ -21,8 +21,8 @@
 //! ```
 //!
 //! A read never sees a state that is older than the read. The leader's commit index is determined after the
-//! round began, and so after the read arrived. A quorum confirms after the read arrived that there was no newer
-//! leader until then.
+//! round began, and so after the read arrived. A quorum confirms after the read arrived that there was no
+//! newer leader until then.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -37,8 +37,9 @@ use crate::stages::RoundTimes;
 const ROUNDS_MAX: usize = 16;
 /// Maximum number of groups of confirmed rounds, each of which waits for a different log index to be applied.
 const CONFIRMED_MAX: usize = 16;
-/// Minimum time between two rounds while one is in flight, unless proposals leave anyway. Reads that arrive in between share the next round.
-/// That round begins when the round in flight ends, or after this time if it passes earlier.
+/// Minimum time between two rounds while one is in flight, unless proposals leave anyway. Reads that arrive
+/// in between share the next round. That round begins when the round in flight ends, or after this time if it
+/// passes earlier.
 const ROUND_PACE: Duration = Duration::from_millis(2);
 /// Minimum average number of reads per round at which a pause between rounds is worth its delay.
 const SHARED_ROUND: usize = 3;
@@ -248,8 +249,8 @@ impl Reads {
         if let Some(left) = refused.filter(|left| !left.is_zero()) {
             return Some(left);
         }
-        // Half of the rounds are kept for the reads that arrive later, while the first ones are still under way
-        // to a distant quorum.
+        // Half of the rounds are kept for the reads that arrive later, while the first ones are still under
+        // way to a distant quorum.
         if footing.rides && self.rounds.len() < ROUNDS_MAX / 2 {
             return Some(Duration::ZERO);
         }

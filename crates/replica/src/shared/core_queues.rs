@@ -20,28 +20,30 @@ use crate::seat::{Borrower, Seat};
 /// Further commands are refused with `too many requests`.
 const PROPOSAL_BYTES_MAX: usize = 512 << 20;
 
-/// Maximum number of requests in a turn that the thread of the other members, of the log, or a shard runs. More of them come from
-/// clients, whose requests wait for the tick or for a round: the network should not have to wait for those.
+/// Maximum number of requests in a turn that the thread of the other members, of the log, or a shard runs.
+/// More of them come from clients, whose requests wait for the tick or for a round: the network should not
+/// have to wait for those.
 pub(crate) const BORROWED_MAX: usize = 32;
 
-/// Maximum number of entries in a batch after whose sync the log's thread runs a turn of the core. With more, the
-/// next batch waits already, or would be smaller because it is proposed earlier.
+/// Maximum number of entries in a batch after whose sync the log's thread runs a turn of the core. With more,
+/// the next batch waits already, or would be smaller because it is proposed earlier.
 const BORROWED_ENTRIES_MAX: usize = 1;
 
-/// Passes the log's events to the core, whose inbox it holds. It is made before the core and its other queues.
+/// Passes the log's events to the core, whose inbox it holds. It is made before the core and its other
+/// queues.
 #[derive(Default)]
 pub struct LogEventQueue {
     /// Queue of requests to the core.
     pub inbox: Arc<Inbox<CoreRequest>>,
     seat: Arc<Seat<Core>>,
-    /// Number of syncs after which a turn of the core ran on the log's thread, and the core's own thread stayed
-    /// asleep.
+    /// Number of syncs after which a turn of the core ran on the log's thread, and the core's own thread
+    /// stayed asleep.
     lent: Arc<AtomicU64>,
 }
 
 impl LogEvents for LogEventQueue {
-    /// Sends the event to the core. If the core of a cluster's member lends its work, and the event is the sync
-    /// of a single entry and no other batch waits, a turn of the core runs within this call (`seat.rs`).
+    /// Sends the event to the core. If the core of a cluster's member lends its work, and the event is the
+    /// sync of a single entry and no other batch waits, a turn of the core runs within this call (`seat.rs`).
     fn tell(&self, event: LogEvent) {
         let is_small = matches!(
             &event,
@@ -101,8 +103,8 @@ pub struct CoreQueues {
 }
 
 impl CoreQueues {
-    /// Returns the queues for a core that receives its requests from the queue of the log's events, with a queue
-    /// of replies for each of `shards` shards.
+    /// Returns the queues for a core that receives its requests from the queue of the log's events, with a
+    /// queue of replies for each of `shards` shards.
     pub fn new(log_events: &LogEventQueue, shards: usize) -> CoreQueues {
         CoreQueues {
             inbox: Arc::clone(&log_events.inbox),

@@ -48,9 +48,9 @@ struct Unpublished {
 /// Counters of a hub's streams.
 ///
 /// The hub updates the metrics with them whenever it looks for a new state, and the streams do when no events
-/// wait any more or the client of a stream is too slow. While events wait for a slow client, what other streams
-/// send is in the metrics after [`TURNS_MAX`] turns of streams, the next change or an election timeout,
-/// whichever comes first.
+/// wait any more or the client of a stream is too slow. While events wait for a slow client, what other
+/// streams send is in the metrics after [`TURNS_MAX`] turns of streams, the next change or an election
+/// timeout, whichever comes first.
 pub(super) struct Counts {
     metrics: Arc<Metrics>,
     /// Number of events that wait in all streams of the hub.
@@ -81,16 +81,16 @@ impl Counts {
         self.waiting.set(self.waiting.get() + events);
     }
 
-    /// Returns the time, if the turn of a stream that begins now is to be timed. Turns are timed until one has
-    /// sent something, and then one in [`TIMED_EVERY`].
+    /// Returns the time, if the turn of a stream that begins now is to be timed. Turns are timed until one
+    /// has sent something, and then one in [`TIMED_EVERY`].
     pub fn begin_turn(&self) -> Option<Instant> {
         let Unpublished { turns, timed, .. } = self.unpublished.get();
         (timed == 0 || turns.is_multiple_of(TIMED_EVERY)).then(Instant::now)
     }
 
     /// Counts the responses that a stream has sent in the turn that began with [`Counts::begin_turn`];
-    /// `sent_all` is false if the stream has to wait for its client. Updates the metrics in that case, when no
-    /// events wait any more, or when many turns were counted.
+    /// `sent_all` is false if the stream has to wait for its client. Updates the metrics in that case, when
+    /// no events wait any more, or when many turns were counted.
     pub fn end_turn(&self, begun: Option<Instant>, sent: &Sent, sent_all: bool) {
         let mut unpublished = self.unpublished.get();
         unpublished.turns += 1;

@@ -597,9 +597,10 @@ impl Stream {
         }
         let is_first = queue.is_empty();
         drop(queue);
-        // The watches of a stream often get the same event, so the buffer has space for all of them. The other
-        // responses may be a little longer, because watch ids differ in length. Only the first buffer that waits
-        // has such space: it is not charged, and a client that reads nothing could make many buffers wait.
+        // The watches of a stream often get the same event, so the buffer has space for all of them. The
+        // other responses may be a little longer, because watch ids differ in length. Only the first buffer
+        // that waits has such space: it is not charged, and a client that reads nothing could make many
+        // buffers wait.
         let others = if is_first { self.watches.borrow().len().saturating_sub(1) } else { 0 };
         let room = bytes + (others * (bytes + WATCH_ID_SPARE)).min(SHORT_ROOM_BYTES);
         let mut messages = Messages::with_capacity(room);

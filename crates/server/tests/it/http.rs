@@ -179,7 +179,8 @@ impl Served {
         String::from_utf8(self.answer(&Method::GET, target).into_body().to_vec()).unwrap()
     }
 
-    /// Sends all of these requests, and returns the responses as text, without the headers that every response has.
+    /// Sends all of these requests, and returns the responses as text, without the headers that every
+    /// response has.
     fn transcript(&self, title: &str, asked: &[&str]) -> String {
         let mut out = format!("==== {title}\n");
         for line in asked {

@@ -43,8 +43,8 @@ impl Core {
         if self.reads.is_waiting() { self.reads.wait(self.footing(), now) } else { None }
     }
 
-    /// Begins a ReadIndex round for the waiting reads, if a leader can be asked, and if the pause has passed or
-    /// proposals leave in this turn (`rides`).
+    /// Begins a ReadIndex round for the waiting reads, if a leader can be asked, and if the pause has passed
+    /// or proposals leave in this turn (`rides`).
     pub(super) fn start_round(&mut self, rides: bool, now: Instant) {
         if !self.reads.is_waiting() {
             return;

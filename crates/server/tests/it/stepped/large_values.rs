@@ -240,7 +240,8 @@ fn a_part_ends_where_its_value_does() {
         assert_eq!((ranged.kvs.len(), ranged.count, ranged.kvs[0].lease), (1, 1, LEASE));
         assert!(ranged.kvs[0].value == value_of(len, len), "{len}");
     }
-    // The fields after a value take eleven bytes here, and are sent together with at least one byte of the value.
+    // The fields after a value take eleven bytes here, and are sent together with at least one byte of the
+    // value.
     assert_eq!((shortest, longest), (12, PIECE_BYTES));
 }
 
