@@ -681,10 +681,10 @@ def table_lines(results, names, tls, servers, title_of, figures=tuple(FIGURES)):
             if both and figure not in WITHOUT_RATIO:
                 ratio = f"{statistics.median(one / other for one, other in zip(values[last], values[first])):.3f}"
             goal = ""
-            # A figure that is compared with a bound needs no run of the first server.
-            if figure in goals and (both or goals[figure][0] == "at most" and of[last]):
-                kind, bound = goals[figure]
-                own = values[last] if both else list(of[last].values())
+            # A figure that is compared with a bound is judged by all runs, whichever the first server was in.
+            kind, bound = goals.get(figure, (None, None))
+            own = list(of[last].values()) if kind == "at most" else values[last]
+            if kind and own:
                 goal = f"{bound:.3g}: " + ("met" if is_met(kind, bound, own, values[first]) else "**missed**")
             yield [title, FIGURES[figure], *cells, ratio, goal]
             title = ""
