@@ -158,9 +158,11 @@ def main():
                 for client, command in clients.items():
                     server = Server(program, way, options.etcdctl)
                     began = time.monotonic()
-                    done = subprocess.run(command(server), capture_output=True, text=True, check=False, timeout=300,
-                                          env=server.environment())
-                    server.stop()
+                    try:
+                        done = subprocess.run(command(server), capture_output=True, text=True, check=False, timeout=300,
+                                              env=server.environment())
+                    finally:
+                        server.stop()
                     counts = re.findall(r"^(\d+) passed, (\d+) failed", done.stdout, re.MULTILINE)
                     good, bad = map(int, counts[-1]) if counts else (0, 1)
                     bad = max(bad, int(done.returncode != 0))
