@@ -114,7 +114,6 @@ class CatchUps:
                 self.took.append(took)
 
     def __enter__(self):
-        self.cpu, self.began = self.server.cpu_s(), time.monotonic()
         self.thread.start()
         return self
 

@@ -18,7 +18,7 @@ use api::error;
 use crate::inbox::OPEN_REQUESTS_PER_SHARD_MAX;
 use crate::requests::{ClientRequest, CoreRequest, Reply, RequestId, Writer};
 use crate::seat::Borrower;
-use crate::shared::{BORROWED_MAX, Shared};
+use crate::shared::Shared;
 
 enum State {
     Waiting(Option<Waker>),
@@ -157,11 +157,9 @@ impl Pending {
         let works_here = self.is_of_one_writer(&outgoing, shard)
             && self.shared.core.seat.is_lent_to(Borrower::Shard)
             && !self.keeps_leases();
-        // In a cluster a turn waits for no disk, so it delays nobody for long. With more requests the core
-        // would make smaller batches.
-        let begins_here = outgoing.len() == 1
-            && self.open() == 1
-            && self.shared.core.seat.is_lent_to(Borrower::ClusterThreads);
+        // In a cluster a turn never waits for a disk, so the other connections are not delayed for long. With
+        // more requests the core would make smaller batches.
+        let is_lone = outgoing.len() == 1 && self.open() == 1;
         let is_to_wake = self.shared.core.inbox.put_all(&mut outgoing, urgent);
         drop(outgoing);
         self.flusher.set(Some(context.waker().clone()));
@@ -174,8 +172,8 @@ impl Pending {
             let was_lent = seat.work_here(inbox, || !answers.is_empty());
             shard.stands_still.store(false, Relaxed);
             was_lent
-        } else if begins_here && !inbox.has_more_than(BORROWED_MAX) {
-            seat.work_here(inbox, || true)
+        } else if is_lone {
+            self.shared.core.work_or_wake()
         } else {
             inbox.wake_receiver();
             false

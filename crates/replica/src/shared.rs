@@ -22,7 +22,6 @@ use crate::renewals::Renewals;
 pub use clients::Clients;
 pub use cluster::Cluster;
 use cluster::Leadership;
-pub(crate) use core_queues::BORROWED_MAX;
 pub use core_queues::{CoreQueues, LogEventQueue};
 pub use data::Data;
 pub use diagnostics::{CoreMemory, Diagnostics};

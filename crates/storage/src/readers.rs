@@ -439,10 +439,9 @@ impl Readers {
     pub fn fill(
         &self,
         shared: &mut SharedRead,
-        value: Value,
         read: impl FnOnce(&mut BytesMut) -> Result<bool, ReadError>,
     ) -> Result<(), ReadError> {
-        shared.fill(value, self.inner.bytes_max(), self.inner.budget.get(), read)
+        shared.fill(self.inner.bytes_max(), self.inner.budget.get(), read)
     }
 
     /// Reads one queued run. Returns `false` if none is queued.

@@ -23,7 +23,7 @@ const VALUE_BYTES_MAX: usize = 2 << 20;
 /// begins before the first one has ended, it reads the whole value into a buffer, verifies it, and leaves the
 /// buffer here for all responses that begin later. They send slices of the buffer: they read nothing and
 /// compute no checksum. The table drops its reference to the buffer when the last of them has ended, so no
-/// memory is held for values that nobody is reading.
+/// memory is held for values that no response is sending.
 ///
 /// Memory is bounded: a buffer counts against a limit ([`SharedRead::fill`]), and in the clients' memory
 /// budget, until its last slice is dropped, which may be in the output of a slow client. While the limit is
@@ -35,7 +35,7 @@ const VALUE_BYTES_MAX: usize = 2 << 20;
 ///
 /// ```text
 /// response  begins while    reads                      checksums  sends
-/// A         nobody sends    the value, in parts        1          copies of parts
+/// A         no other sends  the value, in parts        1          copies of parts
 /// B         A sends         the value, into a buffer   1          slices of the buffer
 /// C         A, B send       nothing                    0          slices of the buffer
 ///           B, C end                                              the buffer is deallocated
@@ -127,12 +127,11 @@ impl SharedRead {
     /// Returns the error of `read`.
     pub fn fill(
         &mut self,
-        value: Value,
         bytes_max: usize,
         budget: Option<&Budget>,
         read: impl FnOnce(&mut BytesMut) -> Result<bool, ReadError>,
     ) -> Result<(), ReadError> {
-        let len = value.len as usize;
+        let len = self.key.1 as usize;
         if self.whole.is_some() || len > VALUE_BYTES_MAX {
             return Ok(());
         }
@@ -241,7 +240,7 @@ mod tests {
     /// Returns two responses that send the same value; the second one has read it for both.
     fn shared(values: &SharedValues, value: Value) -> (SharedRead, SharedRead) {
         let (first, mut second) = (values.join(value), values.join(value));
-        second.fill(value, BYTES_MAX, None, read).expect("is read");
+        second.fill(BYTES_MAX, None, read).expect("is read");
         (first, second)
     }
 
@@ -249,20 +248,20 @@ mod tests {
     fn the_second_response_reads_the_value_for_all_later_ones() {
         let (values, budget) = (SharedValues::default(), Budget::new(1 << 20));
         let mut first = values.join(value(1));
-        first.fill(value(1), BYTES_MAX, Some(&budget), never).expect("it is alone");
+        first.fill(BYTES_MAX, Some(&budget), never).expect("it is alone");
         let mut second = values.join(value(1));
-        second.fill(value(1), BYTES_MAX, Some(&budget), read).expect("is read");
+        second.fill(BYTES_MAX, Some(&budget), read).expect("is read");
         assert_eq!(second.whole().map(Bytes::len), Some(LEN));
         let mut third = values.join(value(1));
-        third.fill(value(1), BYTES_MAX, Some(&budget), never).expect("it shares");
+        third.fill(BYTES_MAX, Some(&budget), never).expect("it shares");
         let place = |read: &SharedRead| read.whole().map(|whole| whole.as_ptr());
         assert!(place(&third).is_some() && place(&third) == place(&second));
         // The first response has begun to read in parts, and goes on with that.
-        first.fill(value(1), BYTES_MAX, Some(&budget), never).expect("it does not share");
+        first.fill(BYTES_MAX, Some(&budget), never).expect("it does not share");
         assert_eq!((first.whole(), values.join(value(2)).whole()), (None, None));
         assert_eq!((values.held_bytes(), budget.held_bytes()), (LEN, LEN));
         drop((second, third));
-        assert_eq!((values.held_bytes(), budget.held_bytes()), (0, 0), "nobody sends the buffer");
+        assert_eq!((values.held_bytes(), budget.held_bytes()), (0, 0), "no response sends the buffer");
         assert!(values.join(value(1)).whole().is_none());
         drop(first);
         assert!(values.0.entries().is_empty());
@@ -286,30 +285,30 @@ mod tests {
         let mut held: Vec<_> = (0..3).map(|n| shared(&values, value(n))).collect();
         assert_eq!(values.held_bytes(), BYTES_MAX);
         let (_first, mut second) = (values.join(value(9)), values.join(value(9)));
-        second.fill(value(9), BYTES_MAX, None, never).expect("there is no space");
+        second.fill(BYTES_MAX, None, never).expect("there is no space");
         assert!(second.whole().is_none());
         held.pop();
-        second.fill(value(9), BYTES_MAX, None, read).expect("is read");
+        second.fill(BYTES_MAX, None, read).expect("is read");
         assert!(second.whole().is_some());
         let budget = Budget::new(2 * LEN - 1);
         let _charge = budget.charge(LEN);
         held.clear();
         let (_first, mut second) = (values.join(value(8)), values.join(value(8)));
-        second.fill(value(8), BYTES_MAX, Some(&budget), never).expect("clients need the memory");
+        second.fill(BYTES_MAX, Some(&budget), never).expect("clients need the memory");
         let long = Value { len: VALUE_BYTES_MAX as u32 + 1, ..value(10) };
         let (_first, mut second) = (values.join(long), values.join(long));
-        second.fill(long, usize::MAX, None, never).expect("it is too long");
+        second.fill(usize::MAX, None, never).expect("it is too long");
     }
 
     #[test]
     fn a_value_that_cannot_be_read_is_not_shared() {
         let values = SharedValues::default();
         let (_first, mut second) = (values.join(value(1)), values.join(value(1)));
-        second.fill(value(1), BYTES_MAX, None, |_| Ok(false)).expect("it is not in memory");
+        second.fill(BYTES_MAX, None, |_| Ok(false)).expect("it is not in memory");
         assert!(second.whole().is_none());
-        let failed = second.fill(value(1), BYTES_MAX, None, |_| Err(ReadError::Moved));
+        let failed = second.fill(BYTES_MAX, None, |_| Err(ReadError::Moved));
         assert_eq!((failed, values.held_bytes()), (Err(ReadError::Moved), 0));
-        second.fill(value(1), BYTES_MAX, None, read).expect("is read");
+        second.fill(BYTES_MAX, None, read).expect("is read");
         assert!(second.whole().is_some());
     }
 
@@ -318,9 +317,9 @@ mod tests {
         let values = SharedValues::default();
         let (_first, mut second) = (values.join(value(1)), values.join(value(1)));
         let mut third = None;
-        let filled = second.fill(value(1), BYTES_MAX, None, |out| {
+        let filled = second.fill(BYTES_MAX, None, |out| {
             let mut other = values.join(value(1));
-            other.fill(value(1), BYTES_MAX, None, never)?;
+            other.fill(BYTES_MAX, None, never)?;
             third = Some(other);
             read(out)
         });

@@ -271,7 +271,7 @@ impl Source for LogValues {
 
     fn fill(&self, shared: &mut SharedRead, value: Value) -> Result<(), ReadError> {
         let Some(readers) = &self.readers else { return Ok(()) };
-        readers.fill(shared, value, |out| {
+        readers.fill(shared, |out| {
             if let Some(account) = Account::of_turn() {
                 account.looked_at(value.len as usize);
             }

@@ -8,8 +8,8 @@
 //!   term. In a cluster of three the leader and the asker are a quorum, so the leader answers immediately.
 //!   The message names the asker's term in its entry, which members that run etcd and older versions of
 //!   Mainstay neither set nor read: their reads are confirmed by heartbeats.
-//! * **Shared heartbeats.** Reads that this leader receives before its next effects are confirmed by one heartbeat
-//!   to each member, which leaves after all of these reads have begun.
+//! * **Shared heartbeats.** Reads that this leader receives before its next effects are confirmed by one
+//!   heartbeat to each member, which leaves after all of these reads have begun.
 //!
 //! # Example: three members; member 1 leads in term 4 and has committed entry 100
 //!

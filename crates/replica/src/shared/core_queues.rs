@@ -23,7 +23,7 @@ const PROPOSAL_BYTES_MAX: usize = 512 << 20;
 /// Maximum number of requests in a turn that the thread of the other members, of the log, or a shard runs.
 /// More of them come from clients, whose requests wait for the tick or for a round: the network should not
 /// have to wait for those.
-pub(crate) const BORROWED_MAX: usize = 32;
+const BORROWED_MAX: usize = 32;
 
 /// Maximum number of entries in a batch after whose sync the log's thread runs a turn of the core. With more,
 /// the next batch waits already, or would be smaller because it is proposed earlier.
@@ -53,15 +53,10 @@ impl LogEvents for LogEventQueue {
         if !self.inbox.put(StorageRequest::Log(event)) {
             return;
         }
-        if is_small
-            && self.seat.is_lent_to(Borrower::ClusterThreads)
-            && !self.inbox.has_more_than(BORROWED_MAX)
-        {
-            if self.seat.work_here(&self.inbox, || true) {
-                self.lent.fetch_add(1, Ordering::Relaxed);
-            }
-        } else {
+        if !is_small {
             self.inbox.wake_receiver();
+        } else if work_or_wake(&self.seat, &self.inbox) {
+            self.lent.fetch_add(1, Ordering::Relaxed);
         }
     }
 
@@ -77,6 +72,16 @@ impl LogEvents for LogEventQueue {
             _ => None,
         }));
     }
+}
+
+/// Does what [`CoreQueues::work_or_wake`] says.
+fn work_or_wake(seat: &Seat<Core>, inbox: &Inbox<CoreRequest>) -> bool {
+    if seat.is_lent_to(Borrower::ClusterThreads) && !inbox.has_more_than(BORROWED_MAX) {
+        // A second turn is the owner's, so that what the first one sends leaves at once.
+        return seat.work_here(inbox, || true);
+    }
+    inbox.wake_receiver();
+    false
 }
 
 /// Queues to and from the core, and the conditions under which an arriving request wakes the core.
@@ -165,12 +170,14 @@ impl CoreQueues {
         if !self.inbox.put(request) {
             return false;
         }
-        if self.seat.is_lent_to(Borrower::ClusterThreads) && !self.inbox.has_more_than(BORROWED_MAX) {
-            // A second turn is the owner's, so that what the first one sends leaves at once.
-            return self.seat.work_here(&self.inbox, || true);
-        }
-        self.inbox.wake_receiver();
-        false
+        self.work_or_wake()
+    }
+
+    /// Runs a turn of the core on the calling thread, if the core of a cluster's member lends its work and few
+    /// requests wait; otherwise wakes the core's thread. The caller must have put requests into the inbox, and
+    /// [`Inbox::put_all`] must have returned true. Returns true if the core's thread stayed asleep.
+    pub fn work_or_wake(&self) -> bool {
+        work_or_wake(&self.seat, &self.inbox)
     }
 
     /// Wakes a shard for the state that was just published, if the shard serves watches. Other shards need no

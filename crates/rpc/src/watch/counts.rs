@@ -34,7 +34,7 @@ impl Sent {
     }
 }
 
-/// What was counted since the metrics were updated last.
+/// Counts of responses and of turns that the metrics do not contain yet.
 #[derive(Clone, Copy, Default)]
 struct Unpublished {
     sent: Sent,
@@ -55,7 +55,7 @@ pub(super) struct Counts {
     metrics: Arc<Metrics>,
     /// Number of events that wait in all streams of the hub.
     waiting: Cell<i64>,
-    /// The same number when the metrics were updated last.
+    /// Number of waiting events that the metrics contain.
     waiting_published: Cell<i64>,
     unpublished: Cell<Unpublished>,
 }

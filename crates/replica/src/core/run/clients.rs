@@ -313,30 +313,34 @@ impl Core {
         let thin_out = |message: &mut raftpb::Message| room.thin_out(log, message);
         let take = |message| step_received(node, logger, message);
         let forwarded_bytes = self.proposals.go(ground, thin_out, take, now);
-        if !self.proposals.has_own() {
-            return forwarded_bytes > 0;
-        }
+        // The forwarded commands were just proposed, and are not yet contained in the log's byte counts. They
+        // are added here, so that both kinds of commands together stay within the limit.
+        ground.queued_bytes += forwarded_bytes;
+        let proposed = self.proposals.has_own() && self.propose_of_clients(ground);
+        proposed || forwarded_bytes > 0
+    }
+
+    /// Proposes the gathered commands of this member's own clients, as many as `ground` allows. Returns false
+    /// if none was proposed.
+    fn propose_of_clients(&mut self, ground: ProposalLimits) -> bool {
         if self.lifecycle.is_stopping() {
             for proposal in self.proposals.take_all() {
                 self.shared.core.proposal_taken(proposal.data.len());
                 self.refuse(proposal.request_id, error::STOPPED);
             }
-            return forwarded_bytes > 0;
+            return false;
         }
         if !self.space.room.has_plenty(&self.log) {
             self.refuse_without_room();
         }
-        // The forwarded commands were just proposed, and are not yet contained in the log's byte counts. They
-        // are added here, so that both kinds of commands together stay within the limit.
-        ground.queued_bytes += forwarded_bytes;
         let batch = self.proposals.next_batch(ground);
         let count = batch.len();
         if count == 0 {
-            return forwarded_bytes > 0;
+            return false;
         }
         if self.node.request(Request::Propose(batch)).is_err() {
             self.proposals.refused();
-            return forwarded_bytes > 0;
+            return false;
         }
         self.proposals.gathered_through(self.node.status().last);
         let given = self.given();

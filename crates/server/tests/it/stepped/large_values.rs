@@ -419,7 +419,7 @@ fn responses_that_send_a_value_at_the_same_time_read_it_once() {
             let (answer, bytes) = &mut answers[0];
             take(&mut world, answer, bytes, wanted, usize::MAX, &mut 0).expect("is read");
             assert!(*bytes == alone && reads(&world) > before);
-            assert_eq!(budget.held_bytes(), 0, "nobody sends the value");
+            assert_eq!(budget.held_bytes(), 0, "no response sends the value");
         }
     }
     // Clients that leave give the buffer back, too.
