@@ -110,6 +110,28 @@ impl Outbound {
         Poll::Pending
     }
 
+    /// Becomes ready when the client can take more ([`Outbound::room`]); fails when the call has ended.
+    pub fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Status>> {
+        if self.is_closed() {
+            return Poll::Ready(Err(CANCELED));
+        }
+        if self.sending.room() > 0 {
+            return Poll::Ready(Ok(()));
+        }
+        self.sending.wake_when_empty(cx.waker());
+        Poll::Pending
+    }
+
+    /// Returns a function with the number of bytes that the client can take now: as many as leave the stream's
+    /// buffer in its next turns, within the client's flow-control windows and the limit of the connection's
+    /// output. It is 0 if the client takes nothing or the call has ended. A service that makes its messages
+    /// from what it has anyway need not hold them for a client that is slow: it can wait for
+    /// [`Outbound::poll_room`] first.
+    pub fn room(&self) -> impl Fn() -> usize + use<> {
+        let sending = Rc::clone(&self.sending);
+        move || sending.room()
+    }
+
     /// Sends the head of the answer now instead of with the first message, for clients that wait for the
     /// head.
     pub fn open(&mut self) -> Result<(), Status> {
@@ -214,6 +236,16 @@ impl Sending {
             State::Wire(responder) => responder.queued_bytes() >= bytes_max(&responder.around().shard),
             State::Local(local) => local.ledger.queued() >= bytes_max(&local.shard),
             State::Closed => false,
+        }
+    }
+
+    /// See [`Outbound::room`].
+    fn room(&self) -> usize {
+        match &*self.state.borrow() {
+            State::Wire(responder) => responder.room_beside_others(),
+            // A message counts as taken when the other side takes it out of the queue.
+            State::Local(local) if local.ledger.queued() == 0 => local.shard.options.stream_buffer_bytes_max,
+            State::Local(_) | State::Closed => 0,
         }
     }
 

@@ -180,6 +180,11 @@ impl Responder {
         self.around.http2.borrow().room(self.key)
     }
 
+    /// See [`http2::Connection::room_beside_others`].
+    pub(crate) fn room_beside_others(&self) -> usize {
+        self.around.http2.borrow().room_beside_others(self.key)
+    }
+
     /// Requests that the call be stepped again when nothing of its answer is queued and the window is open.
     pub(crate) fn want_room(&self) {
         self.around.http2.borrow_mut().want_room(self.key);

@@ -22,7 +22,7 @@ use tokio::io::DuplexStream;
 use tokio::task::JoinHandle;
 
 /// Method names and kinds; the index of a method is its id.
-const METHODS: [(&str, Kind); 25] = [
+const METHODS: [(&str, Kind); 26] = [
     ("/test.Echo/Holds", Kind::Unary),
     ("/test.Echo/Unary", Kind::Unary),
     ("/test.Echo/Later", Kind::Unary),
@@ -48,7 +48,20 @@ const METHODS: [(&str, Kind); 25] = [
     ("/test.Echo/LooksInSlices", Kind::Unary),
     ("/test.Echo/Memory", Kind::Unary),
     ("/test.Echo/Pieced", Kind::Unary),
+    ("/test.Echo/Fitting", Kind::ServerStream),
 ];
+
+/// Sends messages without end, each as long as the client can take, up to 10,000 bytes.
+async fn send_fitting(seen: Arc<Seen>, mut outbound: Outbound) -> Result<(), Status> {
+    let (piece, room) = (Bytes::from(vec![0; 10_000]), outbound.room());
+    loop {
+        std::future::poll_fn(|cx| outbound.poll_room(cx)).await?;
+        let len = room().saturating_sub(5).clamp(1, piece.len());
+        outbound.send(piece.slice(..len)).await?;
+        seen.pieces.fetch_add(1, SeqCst);
+        seen.queued_max.fetch_max(outbound.queued_bytes(), SeqCst);
+    }
+}
 
 /// Examines two megabytes in slices, each as large as the work left in the turn. Counts bytes as pieces.
 async fn look_in_slices(seen: Arc<Seen>) {
@@ -403,6 +416,8 @@ impl Service for Echo {
                         seen.queued_max.fetch_max(outbound.queued_bytes(), SeqCst);
                     }
                 }
+                // Boxed, so that the other methods' calls are no larger.
+                "/test.Echo/Fitting" => Box::pin(send_fitting(seen, outbound)).await,
                 other => panic!("{other} is no streaming method"),
             }
         })

@@ -109,3 +109,69 @@ fn a_slow_reader_holds_up_only_its_own_stream() {
         }
     });
 }
+
+#[test]
+fn a_service_that_waits_for_room_has_little_queued_for_a_slow_reader() {
+    let running = run();
+    block_on(async {
+        for window in [1000, 100_000] {
+            running.seen.queued_max.store(0, SeqCst);
+            let (channel, _driver) =
+                Channel::connect_with(running.address, window).await.expect("a connection");
+            let (mut sender, mut receiver) = channel.stream("/test.Echo/Fitting").await.expect("a call");
+            sender.send_last(Bytes::new()).await.expect("a sent message");
+            // The client stops reading, and the service waits until it reads again, any number of times.
+            let mut taken = 0;
+            while taken < 20 * window as usize {
+                let message = receiver.next().await.expect("the stream goes on").expect("a message");
+                taken += message.len();
+            }
+            // As much as the next turns of the stream send. A window smaller than the head of a message and one
+            // byte is exceeded by that.
+            let queued = running.seen.queued_max.load(SeqCst);
+            let most = (window as usize).min(64 << 10);
+            assert!(queued <= most + 6, "{queued} bytes were queued for a window of {window}");
+            sender.cancel();
+        }
+        // A client that takes nothing at all gets no more than its window.
+        let (channel, _driver) = Channel::connect_with(running.address, 100_000).await.expect("a connection");
+        let (mut sender, mut receiver) = channel.stream("/test.Echo/Fitting").await.expect("a call");
+        let before = running.seen.pieces.load(SeqCst);
+        sender.send_last(Bytes::new()).await.expect("a sent message");
+        assert!(receiver.next().await.is_ok());
+        let other = Channel::connect(running.address).await.expect("a connection");
+        for _ in 0..100 {
+            assert_eq!(other.unary("/test.Echo/Later", "a".into()).await, Ok("a".into()));
+        }
+        assert!(running.seen.pieces.load(SeqCst) - before <= 100);
+    });
+}
+
+#[test]
+fn a_service_that_waits_for_room_gets_its_share_beside_streams_that_are_always_full() {
+    for floods in [1, 2, 4] {
+        let running = run();
+        block_on(async {
+            let (channel, _driver) =
+                Channel::connect_with(running.address, 1 << 20).await.expect("a connection");
+            let mut flooded = Vec::new();
+            for _ in 0..floods {
+                let (mut sender, mut receiver) = channel.stream("/test.Echo/Flood").await.expect("a call");
+                sender.send_last(Bytes::new()).await.expect("a sent message");
+                flooded.push(tokio::spawn(async move {
+                    let _sender = sender;
+                    while receiver.next().await.is_ok() {}
+                }));
+            }
+            let limit = mainstay_front::Options::default().stream_buffer_bytes_max;
+            until("a stream is full", || running.seen.queued_max.load(SeqCst) >= limit).await;
+            let (mut sender, mut receiver) = channel.stream("/test.Echo/Fitting").await.expect("a call");
+            sender.send_last(Bytes::new()).await.expect("a sent message");
+            let mut taken = 0;
+            while taken < 4 << 20 {
+                taken += receiver.next().await.expect("the stream goes on").expect("a message").len();
+            }
+            flooded.iter().for_each(|flooded| flooded.abort());
+        });
+    }
+}

@@ -405,6 +405,32 @@ fn who_wants_room_is_told_once_when_there_is_some() {
     assert_eq!(server.connection.send_data(key, body(1), false), Err(SendError::Closed));
 }
 
+#[test]
+fn a_stream_may_queue_a_frame_beside_others_that_keep_the_output_full() {
+    let options = Options { stream_window_bytes_max: 0, output_bytes_max: 30_000, ..Options::default() };
+    let (mut client, mut server) = pair(&options, &options);
+    client.releases = false;
+    let (_, key) = call(&mut client, &mut server, true);
+    let (_, other) = call(&mut client, &mut server, true);
+    for key in [key, other] {
+        server.connection.send_head(key, &RESPONSE, &[], false).unwrap();
+    }
+    exchange(&mut client, &mut server);
+    assert_eq!(server.connection.room_beside_others(key), 30_000);
+    server.connection.send_data(other, body(60_000), false).unwrap();
+    server.connection.gather();
+    let rooms = |server: &End, key| (server.connection.room(key), server.connection.room_beside_others(key));
+    assert_eq!(rooms(&server, key), (0, 16_384));
+    server.connection.send_data(key, body(10_000), false).unwrap();
+    assert_eq!(rooms(&server, key), (0, 6_384));
+    // A stream that has a frame waiting, or a shut window, has no room.
+    server.connection.send_data(key, body(6_384), false).unwrap();
+    assert_eq!((rooms(&server, key), rooms(&server, other)), ((0, 0), (0, 0)));
+    exchange(&mut client, &mut server);
+    assert_eq!(server.connection.queued_bytes(), 60_000 + 16_384 - 65_535);
+    assert_eq!((rooms(&server, key), rooms(&server, other)), ((0, 0), (0, 0)));
+}
+
 /// The sender used the default window until it received the settings with a smaller one (RFC 9113, section
 /// 6.9.3).
 #[test]

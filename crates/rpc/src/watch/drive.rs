@@ -21,6 +21,7 @@ use super::counts::Sent;
 use super::hub::{Hub, Registration};
 use super::permit::Permit;
 use super::queued::{Body, Queued};
+use super::stream::Room;
 
 /// Maximum number of requests that a stream answers in one poll before other tasks run.
 const REQUESTS_PER_POLL_MAX: usize = 128;
@@ -53,6 +54,14 @@ pub trait Responses: Unpin + 'static {
     fn account(&self) -> Option<Rc<Account>> {
         None
     }
+    /// See [`Outbound::poll_room`].
+    fn poll_room(&mut self, _: &mut Context<'_>) -> Poll<Result<(), Status>> {
+        Poll::Ready(Ok(()))
+    }
+    /// Returns a function with the result of [`Outbound::room`].
+    fn room(&self) -> Room {
+        Box::new(|| usize::MAX)
+    }
 }
 
 impl Requests for Inbound {
@@ -84,6 +93,14 @@ impl Responses for Outbound {
 
     fn account(&self) -> Option<Rc<Account>> {
         Some(Outbound::account(self))
+    }
+
+    fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Status>> {
+        Outbound::poll_room(self, cx)
+    }
+
+    fn room(&self) -> Room {
+        Box::new(Outbound::room(self))
     }
 }
 
@@ -170,8 +187,18 @@ impl<R: Requests, W: Responses> Drive<R, W> {
         if !sent_all {
             stream.give_up_claim();
         } else if has_fetched && stream.may_read() {
-            // The stream reads one slice per turn, and the other streams read theirs in between.
-            hub.read_later(&stream);
+            stream.ask_for_room(|| self.responses.room());
+            let has_room = match self.responses.poll_room(cx) {
+                Poll::Pending => false,
+                Poll::Ready(Ok(())) => true,
+                Poll::Ready(Err(_)) => return Poll::Ready(Err(error::WATCH_CANCELED)),
+            };
+            if has_room || stream.is_laden() {
+                // The stream reads one slice per turn, and the other streams read theirs in between.
+                hub.read_later(&stream);
+            } else {
+                stream.give_up_claim();
+            }
         }
         if again && sent_all {
             after_others(cx);

@@ -80,6 +80,8 @@ pub struct Hub {
     pub(super) counts: Rc<Counts>,
     /// Maximum work of one turn.
     portion: Cell<Portion>,
+    /// Work after which the streams that read history have read enough in one turn, unless they fall behind.
+    history: Cell<Portion>,
     /// Ended streams whose watches are still in the index; the watches are removed in slices.
     ended: RefCell<VecDeque<Rc<Stream>>>,
     /// Identifies the users and roles against which all watches were checked last.
@@ -115,9 +117,21 @@ const QUEUED_FREED_AS_ONE: usize = 16;
 /// Maximum number of watches of a stream that read history together, or get progress, before other calls run.
 const TOGETHER_MAX: usize = 256;
 
-/// Maximum work of one turn of the hub. It takes some milliseconds for synced watches, and as much again for
-/// all watches that read history. The shard checks its sockets between two turns.
+/// Maximum work of one turn of the hub, which takes some milliseconds. The shard checks its sockets between
+/// two turns.
 const PORTION: Portion = Portion { changes: 16 << 10, watches: 1024, looks: 16 << 10, bytes: 8 << 20 };
+
+/// Work after which all streams that read history together have read enough in one turn. It takes 0.1 to
+/// 0.2 ms, like a long turn of a connection, because it is done again in every turn until all watches have
+/// caught up, and every other call and event of the shard has to wait for it. Larger turns do not let watches
+/// catch up faster: a turn that finds nothing else to do takes some microseconds. Streams that would fall
+/// behind the published revisions ([`Pace`]) read more, up to [`PORTION`] in all.
+///
+/// [`Pace`]: super::pace::Pace
+const HISTORY: Portion = Portion { changes: 1024, watches: 128, looks: 128, bytes: 64 << 10 };
+/// Maximum work of one turn on a revision of many changes, for a stream that does not fall behind. It is more
+/// than [`HISTORY`], because each such turn finds the watches again.
+const LONG_HISTORY: Portion = Portion { changes: 4096, watches: 1024, looks: 4096, bytes: 256 << 10 };
 
 /// Registration of a stream in the hub. Dropping it removes the stream with all its watches.
 pub(super) struct Registration {
@@ -169,6 +183,7 @@ impl Hub {
             claimed: RefCell::default(),
             hasher: RandomState::new(),
             portion: Cell::new(PORTION),
+            history: Cell::new(HISTORY),
             #[cfg(test)]
             work_max: Cell::default(),
             #[cfg(test)]
@@ -300,6 +315,7 @@ impl Hub {
     #[cfg(test)]
     pub(super) fn do_less_in_a_turn(&self, watches: usize, looks: usize) {
         self.portion.set(Portion { watches, looks, ..self.portion.get() });
+        self.history.set(Portion { watches, looks, ..self.history.get() });
     }
 
     /// Reduces the maximum number of changes that one turn walks, and of bytes of events that it encodes. For
@@ -307,6 +323,7 @@ impl Hub {
     #[cfg(test)]
     pub(super) fn walk_less_in_a_turn(&self, changes: usize, bytes: usize) {
         self.portion.set(Portion { changes, bytes, ..self.portion.get() });
+        self.history.set(Portion { changes, bytes, ..self.history.get() });
     }
 
     /// Returns true if this member knows a leader.

@@ -1,4 +1,5 @@
-//! Limits of work: the maximum work of a slice or turn ([`Portion`]), and the work that was done ([`Done`]).
+//! Limits of work: the maximum work of a slice or turn ([`Portion`], [`SliceLimits`]), and the work that was
+//! done ([`Done`]).
 
 /// Maximum work of one slice. A slice contains whole revisions only. If the first revision alone exceeds this
 /// limit, the caller serves fewer watches at a time, or lets the watches read that revision in parts.
@@ -19,6 +20,37 @@ impl Portion {
     /// A portion without limits.
     pub const ALL: Portion =
         Portion { changes: usize::MAX, watches: usize::MAX, looks: usize::MAX, bytes: usize::MAX };
+
+    /// Returns the smaller of two portions in every respect.
+    pub fn min(self, other: Portion) -> Portion {
+        Portion {
+            changes: self.changes.min(other.changes),
+            watches: self.watches.min(other.watches),
+            looks: self.looks.min(other.looks),
+            bytes: self.bytes.min(other.bytes),
+        }
+    }
+}
+
+/// Limits of one slice.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct SliceLimits {
+    /// Maximum work.
+    pub portion: Portion,
+    /// Work after which the slice ends with the revision that it has begun, if it has `revisions_min`.
+    pub enough: Portion,
+    /// Minimum number of revisions of a slice that ends because of `enough`.
+    pub revisions_min: usize,
+    /// Bytes of events, counted as in [`Portion::bytes`], after which the slice ends with the revision that it
+    /// has begun: as much as the client can take.
+    pub room: usize,
+}
+
+impl From<Portion> for SliceLimits {
+    /// Returns the limits of a slice that may use all this work.
+    fn from(portion: Portion) -> SliceLimits {
+        SliceLimits { portion, enough: Portion::ALL, revisions_min: 0, room: usize::MAX }
+    }
 }
 
 /// Work that a step of a turn has done: changes walked over, watches served, checks of a watch against a

@@ -18,7 +18,7 @@ use numbers::Revision;
 
 use super::event::{event_body_len, previous_of, put_event};
 use super::index::Index;
-use super::portion::{Done, Portion};
+use super::portion::{Done, SliceLimits};
 use super::queued::{Queued, SHORT_BYTES};
 use super::response;
 use super::stream::{Matched, Watch};
@@ -198,8 +198,9 @@ impl<'a> Slice<'a> {
         changes: Changes<'a>,
         index: &Index<Rc<Watch>>,
         current: Revision,
-        portion: Portion,
+        limits: SliceLimits,
     ) -> (Slice<'a>, Gathered) {
+        let portion = limits.portion;
         let mut slice = Slice {
             snapshot,
             values,
@@ -218,7 +219,11 @@ impl<'a> Slice<'a> {
         for version in changes {
             if version.main() != last {
                 (whole, begins) = (last, slice.events.len());
-                if revisions >= SLICE_REVISIONS_MAX || bytes >= SLICE_BYTES_MAX {
+                let is_full = revisions >= SLICE_REVISIONS_MAX
+                    || bytes >= SLICE_BYTES_MAX
+                    || slice.copied >= limits.room
+                    || revisions >= limits.revisions_min && slice.done().left_of(limits.enough).is_none();
+                if revisions > 0 && is_full {
                     slice.arena.reserve(bytes.min(ARENA_BYTES));
                     return (slice, Gathered::Through(whole));
                 }

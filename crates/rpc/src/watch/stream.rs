@@ -21,15 +21,20 @@ use super::counts::Counts;
 use super::hold::Hold;
 use super::index::Keys;
 use super::long::{Given, Long};
+use super::pace::Pace;
 use super::permit::Permit;
+use super::portion::SliceLimits;
 use super::queued::{Body, QUEUED_BYTES, Queued, SHORT_BYTES};
 use storage::values::Attempt;
 use telemetry::callers::Caller;
 use telemetry::tracing::{OpenSpan, Within};
 
 /// Maximum bytes of responses in the queue of a stream. A watch whose next response does not fit becomes
-/// unsynced. A single larger response fits if the queue is empty.
+/// unsynced. A single larger response fits if hardly anything is queued ([`FEW_BYTES`]).
 pub const QUEUE_BYTES_MAX: usize = 1 << 20;
+/// Bytes of queued responses beside which a stream still reads history: events for its synced watches may
+/// arrive in every turn.
+const FEW_BYTES: usize = 64 << 10;
 
 /// Memory in bytes that a watch takes in its stream and in an index, without its keys.
 const WATCH_BYTES: usize = 1024;
@@ -257,6 +262,8 @@ pub(super) struct Rare {
     fetching: RefCell<Option<Box<Attempt>>>,
     /// Revision from which the history in `fetching` begins.
     fetching_from: Cell<Revision>,
+    /// Limits of the slice for which the values in `fetching` were missing.
+    fetching_limits: Cell<Option<SliceLimits>>,
     /// Bytes of fetched values that the stream holds until its next turn.
     fetched_bytes: Cell<usize>,
     /// Number of watches that have a hold.
@@ -266,7 +273,14 @@ pub(super) struct Rare {
     long_bytes: Cell<usize>,
     /// Limit on the number of watches that read together, and the range of revisions for which it applies.
     together_max: Cell<Together>,
+    /// Tells how many bytes the client can take now; see [`Stream::room`].
+    room: OnceCell<Room>,
+    /// How fast the stream reads history; set when it waits for its first turn.
+    pace: Cell<Option<Pace>>,
 }
+
+/// Returns the number of bytes that a client can take now ([`Responses::room`](super::drive::Responses::room)).
+pub(super) type Room = Box<dyn Fn() -> usize>;
 
 /// One client's stream.
 pub(super) struct Stream {
@@ -285,8 +299,8 @@ pub(super) struct Stream {
     /// True if any watch of the stream has asked for periodic progress.
     pub wants_ticks: Cell<bool>,
     queue: RefCell<VecDeque<Queued>>,
-    /// Bytes of the queued responses: at most [`QUEUE_BYTES_MAX`] or the length of a single larger response,
-    /// plus responses without events, which are short. A `u32` suffices, because the length of a gRPC message
+    /// Bytes of the queued responses: at most [`QUEUE_BYTES_MAX`], or [`FEW_BYTES`] and the length of a single
+    /// larger response, plus responses without events, which are short. A `u32` suffices, because the length of a gRPC message
     /// fits into 32 bits.
     queued_bytes: Cell<u32>,
     waker: Cell<Option<Waker>>,
@@ -385,11 +399,55 @@ impl Stream {
         rare.unsynced.borrow().values().take(watches_max).cloned().collect()
     }
 
-    /// Returns true if the stream may read a slice of history now: a watch is unsynced, all queued responses
-    /// have been passed to the front, and the stream neither waits for another stream's response nor is
-    /// ending. The stream's task calls this again when the queue has become empty.
+    /// Returns true if the stream may read a slice of history now: a watch is unsynced, nearly all queued
+    /// responses have been passed to the front, and the stream neither waits for another stream's response
+    /// nor is ending. The stream's task calls this again when the queue has become empty.
     pub fn may_read(&self) -> bool {
-        self.is_drained() && !self.is_synced() && !self.waits_for_another() && !self.has_ended()
+        let queued = self.queued_bytes.get() as usize;
+        queued <= FEW_BYTES && !self.is_synced() && !self.waits_for_another() && !self.has_ended()
+    }
+
+    /// Returns the number of bytes that the client can take now: history is read for a client only if it can
+    /// be sent, so that clients that read slowly, or nothing, do not make the server hold it.
+    pub fn room(&self) -> usize {
+        let room = self.rare_if_any().and_then(|rare| rare.room.get()).map_or(usize::MAX, |room| room());
+        room.saturating_sub(self.queued_bytes.get() as usize)
+    }
+
+    /// Sets the source of [`Stream::room`], if it is not set.
+    pub fn ask_for_room(&self, room: impl FnOnce() -> Room) {
+        self.rare().room.get_or_init(room);
+    }
+
+    /// Returns true if the stream holds fetched values, or a response that another stream has made, which
+    /// take memory until the stream's turn.
+    pub fn is_laden(&self) -> bool {
+        self.class() == Class::Laden
+    }
+
+    /// Returns how fast the stream reads history, if it does.
+    pub fn pace(&self) -> Option<Pace> {
+        self.rare_if_any()?.pace.get()
+    }
+
+    /// Begins to compare how fast the stream reads history with what is published, if it has not begun.
+    pub fn begin_pace(&self, current: impl FnOnce() -> Revision) {
+        if self.pace().is_none() {
+            self.rare().pace.set(Some(Pace::new(current())));
+        }
+    }
+
+    /// Records that the stream has read a slice of so many revisions for `group` of its unsynced watches, when
+    /// `current` was the newest revision.
+    pub fn note_slice(&self, current: Revision, revisions: usize, group: usize) {
+        let rare = self.rare();
+        let groups = rare.unsynced.borrow().len().div_ceil(group.max(1)).max(1);
+        rare.pace.set(Some(Pace::after_slice(current, revisions, groups)));
+    }
+
+    /// Returns true if the stream falls behind what is published; see [`Pace::is_too_slow`].
+    pub fn is_too_slow(&self, current: Revision) -> bool {
+        self.pace().is_some_and(|pace| pace.is_too_slow(current))
     }
 
     fn waits_for_another(&self) -> bool {
@@ -412,7 +470,7 @@ impl Stream {
     /// Returns true if a response of `len` bytes may be queued.
     pub fn has_room(&self, len: usize) -> bool {
         let queued = self.queued_bytes.get() as usize;
-        (queued == 0 || queued + len <= QUEUE_BYTES_MAX) && !self.is_half_sent()
+        (queued <= FEW_BYTES || queued + len <= QUEUE_BYTES_MAX) && !self.is_half_sent()
     }
 
     /// Returns true if the client has received a fragment of a revision but not the last one. Clients expect
@@ -670,6 +728,17 @@ impl Stream {
         self.charge_fetched(0);
         let before = rare.fetching_from.replace(from);
         begun.filter(|_| before == from).map_or_else(begin, |begun| *begun)
+    }
+
+    /// Returns the limits of the stream's next slice: `limits`, or those of the slice before, if values were
+    /// fetched for that. With more, further values would be missing, and with less, some would be fetched in
+    /// vain.
+    pub fn limits_of_slice(&self, limits: SliceLimits) -> SliceLimits {
+        let rare = self.rare();
+        let before = rare.fetching_limits.get().filter(|_| rare.fetched_bytes.get() > 0);
+        let limits = before.map_or(limits, |before| SliceLimits { portion: limits.portion, ..before });
+        rare.fetching_limits.set(Some(limits));
+        limits
     }
 
     /// Keeps this attempt, so that [`Stream::poll_fetched`] fetches the values that the attempt found

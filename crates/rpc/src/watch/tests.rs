@@ -1,6 +1,7 @@
 //! Tests of the hub with a store that the tests write to, and with clients that read as slowly as a test needs.
 
 mod held;
+mod lagging;
 mod long;
 mod model;
 mod review;

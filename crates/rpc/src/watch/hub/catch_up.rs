@@ -24,11 +24,11 @@ use api::etcdserverpb::{ResponseHeader, WatchResponse};
 use numbers::Revision;
 use planted::Bug;
 
-use super::{Hub, TOGETHER_MAX};
+use super::{Hub, LONG_HISTORY, TOGETHER_MAX};
 use crate::watch::hold::Hold;
 use crate::watch::index::Index;
 use crate::watch::long::{Claim, Failed, Given, Long, Part, Previous};
-use crate::watch::portion::{Done, Portion};
+use crate::watch::portion::{Done, Portion, SliceLimits};
 use crate::watch::queued::Queued;
 use crate::watch::slice::{Gathered, SLICE_BYTES_MAX, Slice, cannot_read, too_long};
 use crate::watch::stream::{Stream, Watch};
@@ -41,30 +41,35 @@ use storage::values::Attempt;
 const CLAIMED_MAX: usize = 64;
 
 impl Hub {
-    /// Reads history for the waiting streams, one after the other, until the work of one turn is used up.
+    /// Reads history for the waiting streams, one after the other, until they have read enough for one turn.
     /// Returns true if no stream waited.
     pub(in crate::watch) fn read_some(&self) -> bool {
         // Reads from the newest state that may be delivered. If users or roles have changed since the watches
         // were checked, this is not the newest state until the watches are checked again.
         let Some(state) = self.readable(&self.shared.state.load_full()) else { return false };
+        let current = state.view.snapshot().current_revision();
         let whole = self.portion.get();
-        let (mut left, mut none_reads) = (Some(whole), true);
+        let (mut left, mut enough) = (Some(whole), Some(self.history.get()));
+        let mut none_reads = true;
         while let Some(portion) = left {
-            let Some(stream) = self.readers.borrow_mut().pop() else { break };
+            let may_go = |stream: &Stream| enough.is_some() || stream.is_too_slow(current);
+            let Some(stream) = self.readers.borrow_mut().pop_if(may_go) else { break };
             none_reads = false;
-            if !stream.may_read() {
-                // The stream is queued again when it may read. Skipping it counts as work, because there may
-                // be many such streams.
+            let done = if !stream.may_read() || !stream.is_laden() && stream.room() == 0 {
+                // The stream is queued again when it may read, or when its client can take more: its task is
+                // woken to wait for that. Skipping it counts as work, because there may be many such streams.
                 self.note_work(0, 1);
-                left = Done { looks: 1, ..Done::default() }.left_of(portion);
-                continue;
-            }
-            let Some(done) = self.catch_up(&stream, &state, portion, portion == whole) else {
-                // The stream needs more work than is left in this turn, so it goes first in the next turn.
-                self.readers.borrow_mut().enter_first(&stream);
-                break;
+                Done { looks: 1, ..Done::default() }
+            } else {
+                let Some(done) = self.catch_up(&stream, &state, portion, portion == whole) else {
+                    // The stream needs more work than is left in this turn, so it goes first in the next turn.
+                    self.readers.borrow_mut().enter_first(&stream);
+                    break;
+                };
+                done
             };
             left = done.left_of(portion);
+            enough = enough.and_then(|enough| done.left_of(enough));
             stream.wake();
         }
         none_reads
@@ -72,6 +77,7 @@ impl Hub {
 
     /// Queues a stream to read history in its turn.
     pub(in crate::watch) fn read_later(&self, stream: &Rc<Stream>) {
+        stream.begin_pace(|| self.shared.state.load().view.snapshot().current_revision());
         self.readers.borrow_mut().enter(stream);
         self.go_on_later();
     }
@@ -146,6 +152,19 @@ impl Hub {
         };
         together.truncate(stream.together_max(from));
         let header = self.header(state, current);
+        // A slice for many watches may be longer, because to find the watches and to move each of them costs as
+        // much as some looks.
+        let enough = self.history.get();
+        let limits = stream.limits_of_slice(SliceLimits {
+            portion,
+            enough: Portion {
+                looks: enough.looks.max(4 * together.len()),
+                watches: enough.watches.max(together.len()),
+                ..enough
+            },
+            revisions_min: stream.pace().map_or(0, |pace| pace.revisions_min(current)),
+            room: stream.room(),
+        });
         let mut values = stream.attempt(from, || Attempt::new(self.values.clone()));
         // Makes the attempt look for values in memory again before it fetches them: values that were written
         // since the last slice are usually in the page cache.
@@ -155,7 +174,7 @@ impl Hub {
             group.insert(&watch.keys, watch.serial, Rc::clone(watch));
         }
         let newest = snapshot.current_revision();
-        let (slice, gathered) = Slice::gather(snapshot, &values, changes, &group, newest, portion);
+        let (slice, gathered) = Slice::gather(snapshot, &values, changes, &group, newest, limits);
         let done = slice.done();
         self.note_work(done.walked, done.looks);
         // The unsynced watches among which `together` was chosen count as checked watches. A stream that got
@@ -188,12 +207,15 @@ impl Hub {
         for watch in slice.hand_out(&header, self.fragment_bytes_max()) {
             watch.left_behind.set(true);
         }
-        let mut advanced = false;
+        let (mut advanced, group) = (false, together.len());
         for watch in together {
             if watch.left_behind.replace(false) {
                 continue;
             }
             advanced |= self.has_read(stream, &watch, through);
+        }
+        if advanced {
+            stream.note_slice(current, (through.0 - from.0 + 1).max(0) as usize, group);
         }
         if !values.is_complete() {
             if advanced {
@@ -284,6 +306,7 @@ impl Hub {
         }
         let mut values = stream.attempt(revision, || Attempt::new(self.values.clone()));
         values.ask_again();
+        let portion = if stream.is_too_slow(current) { portion } else { portion.min(LONG_HISTORY) };
         let bytes_max = portion.bytes.min(SLICE_BYTES_MAX);
         let turn = match long.read(snapshot, &values, portion, bytes_max, self.fragment_bytes_max()) {
             Ok(turn) => turn,
@@ -309,6 +332,7 @@ impl Hub {
             }
             let watches = long.send_all(&header);
             stream.set_long(None);
+            stream.note_slice(current, 1, watches.len());
             for watch in watches {
                 self.has_read(stream, &watch, revision);
             }

@@ -48,19 +48,25 @@ impl Line {
         self.put(stream, (Class::Laden, 0));
     }
 
-    /// Removes and returns the stream whose turn is next.
-    pub fn pop(&mut self) -> Option<Rc<Stream>> {
+    /// Removes and returns the stream whose turn is next, if it satisfies `may_go`.
+    pub fn pop_if(&mut self, may_go: impl FnOnce(&Stream) -> bool) -> Option<Rc<Stream>> {
         let [laden, held, other] = &self.classes;
         let none_but_laden = held.is_empty() && other.is_empty();
         let class = if !laden.is_empty() && (none_but_laden || self.laden_since < LADEN_MAX) {
-            self.laden_since += 1;
             Class::Laden
+        } else if !held.is_empty() && (other.is_empty() || !self.held_was_last) {
+            Class::Held
+        } else {
+            Class::Other
+        };
+        let first = self.class(class).first_entry().filter(|first| may_go(first.get()))?;
+        let stream = first.remove();
+        if class == Class::Laden {
+            self.laden_since += 1;
         } else {
             self.laden_since = 0;
-            self.held_was_last = !held.is_empty() && (other.is_empty() || !self.held_was_last);
-            if self.held_was_last { Class::Held } else { Class::Other }
-        };
-        let (_, stream) = self.class(class).pop_first()?;
+            self.held_was_last = class == Class::Held;
+        }
         stream.rare().place.set(None);
         Some(stream)
     }

@@ -146,7 +146,7 @@ impl Hub {
         let from = self.revision.get() + 1;
         let changes = snapshot.written(from, current);
         let (slice, gathered) =
-            Slice::gather(snapshot, &values, changes, &self.synced.borrow(), current, portion);
+            Slice::gather(snapshot, &values, changes, &self.synced.borrow(), current, portion.into());
         let done = slice.done();
         let through = match gathered {
             Gathered::Through(through) => through,
@@ -297,7 +297,7 @@ impl Hub {
             group.insert(&watch.keys, watch.serial, Rc::clone(watch));
         }
         let portion = Portion { looks: looks_max, bytes: self.portion.get().bytes, ..Portion::ALL };
-        let (slice, gathered) = Slice::gather(snapshot, &values, changes(), &group, through, portion);
+        let (slice, gathered) = Slice::gather(snapshot, &values, changes(), &group, through, portion.into());
         let gathering = slice.done();
         let told = chosen.len();
         let done =

@@ -126,6 +126,7 @@ fn a_watch_that_was_not_told_for_want_of_room_is_told_though_it_was_compacted() 
 #[test]
 fn a_watch_that_had_everything_gets_previous_values_beside_one_that_reads_history() {
     let mut world = World::new(0, HOUR);
+    world.hub.walk_less_in_a_turn(16 << 10, 8 << 20);
     (0..3).for_each(|_| world.put("k", 400_000));
     world.advance();
     let mut client = world.client(MANY);

@@ -304,6 +304,9 @@ pub struct Pipe {
     stopped: Cell<bool>,
     pub opened: Cell<bool>,
     pub credit: Cell<usize>,
+    /// Number of bytes that the client's window allows; `None` for no limit. Responses are taken as long as
+    /// there is `credit`, even if the window is used up, as by the buffer of a stream.
+    pub window: Cell<Option<usize>>,
     pub responses: RefCell<VecDeque<Bytes>>,
     /// Number of short responses in each call that offered several together.
     pub together: RefCell<Vec<usize>>,
@@ -316,6 +319,11 @@ impl Pipe {
         if let Some(waker) = self.server.take() {
             waker.wake();
         }
+    }
+
+    /// Returns the number of bytes that the client can take now.
+    fn room(&self) -> usize {
+        self.window.get().unwrap_or(usize::MAX)
     }
 
     /// Sends a request.
@@ -381,11 +389,25 @@ impl Responses for Responder {
         let credit = self.0.credit.get();
         assert!(credit > 0, "sent without asking for room");
         self.0.credit.set(credit - 1);
+        self.0.window.set(self.0.window.get().map(|window| window.saturating_sub(message.len())));
         self.0.responses.borrow_mut().push_back(message);
         if let Some(waker) = self.0.reader.take() {
             waker.wake();
         }
         Ok(())
+    }
+
+    fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Status>> {
+        if self.0.room() > 0 {
+            return Poll::Ready(Ok(()));
+        }
+        self.0.server.replace(Some(cx.waker().clone()));
+        Poll::Pending
+    }
+
+    fn room(&self) -> Box<dyn Fn() -> usize> {
+        let pipe = Rc::clone(&self.0);
+        Box::new(move || pipe.room())
     }
 
     /// Takes as many messages as the credit allows.
@@ -451,6 +473,12 @@ impl Client {
     /// Opens the client's window for more responses.
     pub fn allow(&self, credit: usize) {
         self.pipe.credit.set(self.pipe.credit.get().saturating_add(credit));
+        self.pipe.wake_server();
+    }
+
+    /// Sets the number of bytes that the client's window allows.
+    pub fn set_window(&self, bytes: usize) {
+        self.pipe.window.set(Some(bytes));
         self.pipe.wake_server();
     }
 

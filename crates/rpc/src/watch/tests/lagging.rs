@@ -1,0 +1,240 @@
+//! Watches that are far behind: what a turn does for them, and what they hold.
+
+use api::etcdserverpb::{WatchCreateRequest, WatchResponse};
+
+use super::world::{Client, World, settle, watch};
+use super::{HOUR, MANY, keys_of};
+
+const VALUE_BYTES: usize = 1000;
+
+/// Returns a world with a history of this many changes of one key.
+fn world_with(changes: usize) -> World {
+    let mut world = World::new(1 << 20, HOUR);
+    (0..changes).for_each(|_| world.put("k", VALUE_BYTES));
+    world.advance();
+    world
+}
+
+fn from_the_beginning() -> WatchCreateRequest {
+    WatchCreateRequest { start_revision: 2, ..watch("k", "") }
+}
+
+/// Returns the revisions of the events.
+fn revisions(responses: &[WatchResponse]) -> Vec<i64> {
+    let events = responses.iter().flat_map(|response| &response.events);
+    events.filter_map(|event| event.kv.as_ref()).map(|kv| kv.mod_revision).collect()
+}
+
+/// Runs everything that is woken once; see `turns::round`.
+fn round(world: &World, clients: &mut [Client]) -> bool {
+    let mut more = world.work();
+    for client in clients {
+        more |= client.step();
+    }
+    more
+}
+
+#[test]
+fn a_turn_reads_little_history_however_many_streams_are_behind() {
+    const CHANGES: usize = 500;
+    let world = world_with(CHANGES);
+    let mut clients: Vec<_> = (0..20).map(|_| world.client(MANY)).collect();
+    clients.iter().for_each(|client| client.create(from_the_beginning()));
+    world.hub.work_done();
+    world.values.reads.set(0);
+    while round(&world, &mut clients) {
+        let (walked, looks) = world.hub.work_done();
+        // The last slice of a turn is a whole one.
+        assert!(
+            walked <= 2 * 1024 && looks <= 2 * 128,
+            "{walked} changes, {looks} looks between two looks at the sockets"
+        );
+        let bytes = world.values.reads.take() * VALUE_BYTES;
+        assert!(bytes <= 2 * ((64 << 10) + VALUE_BYTES), "{bytes} bytes between two looks at the sockets");
+    }
+    for client in &clients {
+        assert!(revisions(&client.received()).into_iter().eq(2..2 + CHANGES as i64));
+    }
+}
+
+#[test]
+fn changes_that_match_no_watch_are_walked_in_short_turns() {
+    let mut world = World::new(1 << 20, HOUR);
+    (0..10_000).for_each(|_| world.put("other", 1));
+    world.put("k", 1);
+    world.advance();
+    let mut clients: Vec<_> = (0..5).map(|_| world.client(MANY)).collect();
+    clients.iter().for_each(|client| client.create(from_the_beginning()));
+    world.hub.work_done();
+    while round(&world, &mut clients) {
+        let (walked, _) = world.hub.work_done();
+        assert!(walked <= 2 * 1024, "{walked} changes between two looks at the sockets");
+    }
+    assert!(clients.iter().all(|client| revisions(&client.received()) == [10_002]));
+}
+
+#[test]
+fn no_history_is_read_for_clients_that_take_nothing() {
+    const STREAMS: usize = 300;
+    const CHANGES: usize = 200;
+    let world = world_with(CHANGES);
+    let mut clients: Vec<_> = (0..STREAMS).map(|_| world.client(MANY)).collect();
+    for client in &clients {
+        client.set_window(0);
+        client.create(from_the_beginning());
+    }
+    world.values.reads.set(0);
+    while round(&world, &mut clients) {}
+    assert_eq!((world.values.reads.get(), world.hub.queued_bytes_max(), world.gauges().3), (0, 0, 0));
+    assert_eq!(world.gauges().2, STREAMS as i64);
+    // They hold up nobody, and the first that takes something gets it.
+    clients[7].set_window(usize::MAX);
+    while round(&world, &mut clients) {}
+    assert!(revisions(&clients[7].received()).into_iter().eq(2..2 + CHANGES as i64));
+    assert_eq!(world.values.reads.take(), CHANGES);
+    clients.iter().for_each(|client| client.set_window(usize::MAX));
+    clients[7].received();
+    while round(&world, &mut clients) {}
+    clients.remove(7);
+    for client in &clients {
+        assert!(revisions(&client.received()).into_iter().eq(2..2 + CHANGES as i64));
+    }
+}
+
+#[test]
+fn a_slice_of_history_fits_into_the_clients_window() {
+    const CHANGES: usize = 200;
+    const WINDOW: usize = 10 * VALUE_BYTES;
+    let world = world_with(CHANGES);
+    let mut clients = [world.client(MANY)];
+    clients[0].create(from_the_beginning());
+    let mut told = Vec::new();
+    while told.len() < CHANGES {
+        clients[0].set_window(WINDOW);
+        let before = told.len();
+        while round(&world, &mut clients) {}
+        let received = clients[0].received();
+        told.extend(revisions(&received));
+        // The last revision is begun within the window.
+        let bytes = (told.len() - before) * VALUE_BYTES;
+        assert!(bytes > WINDOW / 2 && bytes <= WINDOW + VALUE_BYTES, "{bytes} bytes for {WINDOW}");
+    }
+    assert!(told.into_iter().eq(2..2 + CHANGES as i64));
+}
+
+#[test]
+fn what_was_fetched_for_a_slice_is_read_though_the_window_has_changed() {
+    const CHANGES: usize = 100;
+    let world = world_with(CHANGES);
+    world.values.absent.set(true);
+    let mut clients = [world.client(MANY)];
+    clients[0].create(from_the_beginning());
+    clients[0].set_window(20 * VALUE_BYTES);
+    world.values.reads.set(0);
+    // The values arrive at once, and wait for the turn of the stream.
+    while world.hub.laden_streams() == 0 {
+        assert!(round(&world, &mut clients));
+    }
+    let fetched = world.values.reads.get();
+    assert!((19..=21).contains(&fetched), "{fetched} values");
+    clients[0].set_window(3);
+    while round(&world, &mut clients) {}
+    assert_eq!(revisions(&clients[0].received()).len(), fetched, "what was fetched was sent");
+    assert_eq!((world.values.reads.get(), world.hub.laden_streams()), (fetched, 0));
+    clients[0].set_window(usize::MAX);
+    while round(&world, &mut clients) {}
+    assert_eq!(keys_of(&clients[0].received()).count(), CHANGES - fetched);
+    assert!(world.values.reads.get() <= CHANGES + 5, "{} values were fetched", world.values.reads.get());
+}
+
+/// What is written in each turn of the shard, and who reads history meanwhile.
+#[derive(Debug)]
+struct Rates {
+    value_bytes: usize,
+    revisions: usize,
+    changes: usize,
+    streams: usize,
+    /// Watches of each stream.
+    watches: usize,
+}
+
+impl Rates {
+    /// Writes one turn's revisions. The changes of a revision are of different keys.
+    fn write(&self, world: &mut World) {
+        let keys: Vec<String> = (0..self.changes).map(|n| format!("k{n:04}")).collect();
+        let changes: Vec<_> = keys.iter().map(|key| (key.as_str(), Some(self.value_bytes))).collect();
+        (0..self.revisions).for_each(|_| world.write(&changes));
+    }
+
+    /// Writes `turns` turns' revisions, and then as many in each turn until all watches that began at the
+    /// first revision have caught up. Returns the number of turns that it took.
+    fn catch_up(&self, turns: usize) -> usize {
+        let mut world = World::new(1 << 20, HOUR);
+        (0..turns).for_each(|_| self.write(&mut world));
+        world.advance();
+        let mut clients: Vec<_> = (0..self.streams).map(|_| world.client(usize::MAX)).collect();
+        for client in &clients {
+            (0..self.watches).for_each(|_| {
+                client.create(WatchCreateRequest { start_revision: 2, ..watch("k", "l") });
+            });
+        }
+        clients.iter_mut().for_each(|client| while client.step() {});
+        assert_eq!(world.gauges().2, (self.streams * self.watches) as i64);
+        let (mut took, mut events) = (0, 0);
+        while world.gauges().2 > 0 {
+            self.write(&mut world);
+            world.publish();
+            world.hub.advance();
+            round(&world, &mut clients);
+            took += 1;
+            assert!(took < 4 * turns, "they do not catch up: {self:?}");
+            for client in &clients {
+                events += client.received().iter().map(|response| response.events.len()).sum::<usize>();
+            }
+        }
+        settle(&mut clients);
+        for client in &clients {
+            events += client.received().iter().map(|response| response.events.len()).sum::<usize>();
+        }
+        let written = (turns + took) * self.revisions * self.changes;
+        assert_eq!(events, written * self.streams * self.watches, "{self:?}");
+        took
+    }
+}
+
+#[test]
+fn watches_catch_up_however_fast_others_write() {
+    for (rates, turns) in [
+        (Rates { value_bytes: 1, revisions: 300, changes: 1, streams: 2, watches: 1 }, 50),
+        (Rates { value_bytes: 256, revisions: 300, changes: 1, streams: 1, watches: 1 }, 50),
+        (Rates { value_bytes: 1, revisions: 2, changes: 100, streams: 1, watches: 1 }, 100),
+        (Rates { value_bytes: 1, revisions: 1, changes: 2000, streams: 1, watches: 1 }, 10),
+        (Rates { value_bytes: 20_000, revisions: 3, changes: 1, streams: 10, watches: 1 }, 100),
+        (Rates { value_bytes: 256, revisions: 100, changes: 1, streams: 20, watches: 1 }, 20),
+        (Rates { value_bytes: 1, revisions: 2, changes: 1, streams: 300, watches: 1 }, 100),
+        (Rates { value_bytes: 1, revisions: 10, changes: 1, streams: 1, watches: 300 }, 20),
+    ] {
+        rates.catch_up(turns);
+    }
+}
+
+#[test]
+fn many_watches_of_a_stream_read_slices_that_are_worth_the_search_for_them() {
+    const WATCHES: usize = 256;
+    const CHANGES: usize = 20 * WATCHES;
+    let mut world = World::new(1 << 20, HOUR);
+    (0..CHANGES).for_each(|n| world.put(&format!("k{:03}", n % WATCHES), 1));
+    world.advance();
+    let mut clients = [world.client(MANY)];
+    for n in 0..WATCHES {
+        let request = watch(&format!("k{n:03}"), "");
+        clients[0].create(WatchCreateRequest { start_revision: 2, ..request });
+    }
+    let (mut turns, mut events) = (0, 0);
+    while round(&world, &mut clients) {
+        events += revisions(&clients[0].received()).len();
+        turns += 1;
+    }
+    assert_eq!(events, CHANGES);
+    assert!(turns <= CHANGES / WATCHES + 10, "{turns} turns");
+}
