@@ -39,6 +39,11 @@ pub const RECORDED: &[Recorded] = &[
         labels: &[],
     },
     Recorded {
+        name: "instance:mainstay_log_shared_sync_duration_seconds:p99_5m",
+        expression: "histogram_quantile(0.99, sum by (job, instance, le) (rate(mainstay_log_shared_sync_duration_seconds_bucket[5m])))",
+        labels: &[],
+    },
+    Recorded {
         name: "instance_to:etcd_network_peer_round_trip_time_seconds:p99_5m",
         expression: "histogram_quantile(0.99, sum by (job, instance, To, le) (rate(etcd_network_peer_round_trip_time_seconds_bucket[5m])))",
         labels: &["To"],
@@ -274,8 +279,7 @@ pub const ALERTS: &[Alert] = &[
         summary: "{{ $labels.instance }}: one sync of the log in a hundred takes {{ $value | humanizeDuration }}",
         meaning: "Each write waits for a sync of a majority. A suitable disk takes less than 10 ms.",
         remedy: "`mainstay check disk --path DIR` measures the disk without the member. Look for other programs that use the disk, or \
-                 put the log on a disk of its own (`--wal-dir`). If only the syncs of large batches are slow \
-                 (`mainstay_log_shared_sync_duration_seconds`, `mainstay_log_sync_entries`), the disk lacks throughput: write less at once.",
+                 put the log on a disk of its own (`--wal-dir`).",
         fires: &[
             ("etcd_disk_wal_fsync_duration_seconds_bucket{job=\"m\",instance=\"a\",le=\"0.128\"}", "0x60"),
             ("etcd_disk_wal_fsync_duration_seconds_bucket{job=\"m\",instance=\"a\",le=\"0.256\"}", "0+60x60"),
@@ -284,6 +288,61 @@ pub const ALERTS: &[Alert] = &[
         rests: &[
             ("etcd_disk_wal_fsync_duration_seconds_bucket{job=\"m\",instance=\"a\",le=\"0.064\"}", "0+60x60"),
             ("etcd_disk_wal_fsync_duration_seconds_bucket{job=\"m\",instance=\"a\",le=\"+Inf\"}", "0+60x60"),
+        ],
+    },
+    Alert {
+        name: "MainstaySlowSharedSync",
+        severity: "warning",
+        holds: "10m",
+        expression: "instance:mainstay_log_shared_sync_duration_seconds:p99_5m > 0.1 unless on (job, instance) \
+                     instance:etcd_disk_wal_fsync_duration_seconds:p99_5m > 0.1",
+        summary: "{{ $labels.instance }}: one sync in a hundred takes {{ $value | humanizeDuration }}, of those that several writes share",
+        meaning: "Most syncs are fast, but those under load are not, and more writes wait for each of them. Syncs of single entries, \
+                  which are the most on a member with little load, hide them in `etcd_disk_wal_fsync_duration_seconds`.",
+        remedy: "The disk lacks throughput. `mainstay_log_sync_entries` shows how many entries a sync carries, and \
+                 `mainstay check disk --path DIR` what the disk can do. Write less at once, or put the log on a faster disk (`--wal-dir`).",
+        fires: &[
+            (
+                "etcd_disk_wal_fsync_duration_seconds_bucket{job=\"m\",instance=\"a\",le=\"0.001\"}",
+                "0+6000x60",
+            ),
+            (
+                "etcd_disk_wal_fsync_duration_seconds_bucket{job=\"m\",instance=\"a\",le=\"0.256\"}",
+                "0+6010x60",
+            ),
+            (
+                "etcd_disk_wal_fsync_duration_seconds_bucket{job=\"m\",instance=\"a\",le=\"+Inf\"}",
+                "0+6010x60",
+            ),
+            (
+                "mainstay_log_shared_sync_duration_seconds_bucket{job=\"m\",instance=\"a\",le=\"0.128\"}",
+                "0x60",
+            ),
+            (
+                "mainstay_log_shared_sync_duration_seconds_bucket{job=\"m\",instance=\"a\",le=\"0.256\"}",
+                "0+10x60",
+            ),
+            (
+                "mainstay_log_shared_sync_duration_seconds_bucket{job=\"m\",instance=\"a\",le=\"+Inf\"}",
+                "0+10x60",
+            ),
+        ],
+        rests: &[
+            ("etcd_disk_wal_fsync_duration_seconds_bucket{job=\"m\",instance=\"a\",le=\"0.128\"}", "0x60"),
+            ("etcd_disk_wal_fsync_duration_seconds_bucket{job=\"m\",instance=\"a\",le=\"0.256\"}", "0+60x60"),
+            ("etcd_disk_wal_fsync_duration_seconds_bucket{job=\"m\",instance=\"a\",le=\"+Inf\"}", "0+60x60"),
+            (
+                "mainstay_log_shared_sync_duration_seconds_bucket{job=\"m\",instance=\"a\",le=\"0.128\"}",
+                "0x60",
+            ),
+            (
+                "mainstay_log_shared_sync_duration_seconds_bucket{job=\"m\",instance=\"a\",le=\"0.256\"}",
+                "0+10x60",
+            ),
+            (
+                "mainstay_log_shared_sync_duration_seconds_bucket{job=\"m\",instance=\"a\",le=\"+Inf\"}",
+                "0+10x60",
+            ),
         ],
     },
     Alert {
