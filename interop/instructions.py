@@ -6,7 +6,9 @@
 
 Each server runs under valgrind's callgrind, fresh for each figure: 200 puts, then 1,000 requests to warm up, then 4,000
 that are counted (user space, all threads), by h2load on four connections with ten streams each. A put writes 1 KiB to one
-key, a range reads it. `cluster-put` is a put at the leader of three members, and the sum of what all of them spend. Unlike times, the figures hardly depend on what else the machine does: two runs differ by some tens.
+key, a range reads it. `cluster-put` is a put at the leader of three members, and the sum of what all of them spend, without
+what they spend in as much time without requests: the leader compares the members' states every two seconds, however slow
+the machine is. Unlike times, the figures hardly depend on what else the machine does: two runs differ by some tens.
 Builds are comparable only if they have the same profile. With --top N also prints the N functions of each server that
 take most of their own. With --functions N also prints the N functions that differ
 most between the first server and each other one, in instructions per request of their own. With --most it fails if a server
@@ -22,6 +24,7 @@ import shlex
 import subprocess
 import sys
 import tempfile
+import time
 
 from cluster_profile import metrics
 from cluster_side_by_side import Cluster
@@ -90,11 +93,21 @@ class CountedCluster:
             control("--zero", process, self.dir)
 
     def counts(self):
-        found = "".join(dumped(process, self.dir) for process in self.cluster.processes)
+        found = self.dumped()
         answered = metrics(self.leader)["requests"] - self.answered
         if self.leading() != self.leader or answered != COUNTED:
             sys.exit(f"another member leads, or {answered:.0f} requests succeeded at the leader, not {COUNTED}")
         return found
+
+    def dumped(self):
+        return "".join(dumped(process, self.dir) for process in self.cluster.processes)
+
+    def idle_counts(self, seconds):
+        """What members without requests spend in that time."""
+        for process in self.cluster.processes:
+            control("--zero", process, self.dir)
+        time.sleep(seconds)
+        return self.dumped()
 
     def stop(self):
         self.cluster.stop()
@@ -110,7 +123,9 @@ def control(order, process, directory):
 
 def dumped(process, directory):
     control("--dump", process, directory)
-    with open(os.path.join(directory, f"counts-{process.pid}.1")) as counts:
+    # Each dump is a file with the next number.
+    written = [name for name in os.listdir(directory) if name.startswith(f"counts-{process.pid}.")]
+    with open(os.path.join(directory, max(written, key=lambda name: int(name.rsplit(".", 1)[1])))) as counts:
         return counts.read()
 
 
@@ -125,17 +140,25 @@ def load(server, method, count):
 
 
 def measure(path, method, port):
-    """The counts of so many requests, as callgrind writes them."""
+    """Instructions of each function itself for a request, and of all of them together."""
     server = CountedCluster(path, port) if method.startswith("cluster-") else Counted(path, port)
+    is_cluster = isinstance(server, CountedCluster)
     method = method.removeprefix("cluster-")
     load(server, "put", 200)
     load(server, method, WARM)
     server.zero()
+    began = time.monotonic()
     load(server, method, COUNTED)
+    took = time.monotonic() - began
     counts = server.counts()
+    figures, whole = by_function(counts), total(counts)
+    if is_cluster:
+        idle = server.idle_counts(took)
+        figures.subtract(by_function(idle))
+        whole -= total(idle)
     server.stop()
     server.clean()
-    return counts
+    return figures, whole
 
 
 def total(counts):
@@ -202,8 +225,8 @@ def main():
         for method in methods:
             figures = []
             for _ in range(args.runs):
-                last[name, method] = measure(path, method, args.port)
-                figures.append(total(last[name, method]))
+                last[name, method], whole = measure(path, method, args.port)
+                figures.append(whole)
                 line += f" {figures[-1]:.0f} |"
             if method in limits and min(figures) > limits[method]:
                 beyond.append(f"{name}: {min(figures):.0f} instructions for a {method}, of {limits[method]} that it may take")
@@ -211,12 +234,12 @@ def main():
     for name in servers if args.top else ():
         for method in methods:
             print(f"\n{method}: {name}")
-            top(by_function(last[name, method]), args.top)
+            top(last[name, method], args.top)
     first, *others = servers
     for other in others if args.functions else ():
         for method in methods:
             print(f"\n{method}: {other} against {first}")
-            differences(by_function(last[first, method]), by_function(last[other, method]), args.functions)
+            differences(last[first, method], last[other, method], args.functions)
     if beyond:
         sys.exit("\n".join(beyond))
 
