@@ -86,6 +86,7 @@ pub use metadata::Metadata;
 pub use options::Options;
 pub use outbound::Outbound;
 pub use reply::trailers;
+pub use responder::Room;
 pub use service::{Answer, Kind, LocalBoxFuture, Method, PieceSource, Service, Unary};
 pub use shard::{MakeService, Shard, ShardId};
 pub use stdx::{First, race};

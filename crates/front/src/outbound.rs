@@ -19,7 +19,7 @@ use crate::inbound::CANCELED;
 use crate::ledger::{Charge, Ledger};
 use crate::messages::Messages;
 use crate::reply::check_len;
-use crate::responder::{Responder, StreamBytes};
+use crate::responder::{Responder, Room, StreamBytes};
 use crate::shard_state::ShardState;
 use crate::try_send::TrySend;
 use accounting::Account;
@@ -115,19 +115,17 @@ impl Outbound {
         if self.is_closed() {
             return Poll::Ready(Err(CANCELED));
         }
-        if self.sending.room() > 0 {
+        if self.sending.room().soon > 0 {
             return Poll::Ready(Ok(()));
         }
         self.sending.wake_when_empty(cx.waker());
         Poll::Pending
     }
 
-    /// Returns a function with the number of bytes that the client can take now: as many as leave the stream's
-    /// buffer in its next turns, within the client's flow-control windows and the limit of the connection's
-    /// output. It is 0 if the client takes nothing or the call has ended. A service that makes its messages
-    /// from what it has anyway need not hold them for a client that is slow: it can wait for
-    /// [`Outbound::poll_room`] first.
-    pub fn room(&self) -> impl Fn() -> usize + use<> {
+    /// Returns a function that tells how many bytes the client can take now; none if it takes nothing or the
+    /// call has ended. A service that makes its messages from what it has anyway need not hold them for a
+    /// client that is slow: it can wait for [`Outbound::poll_room`] first.
+    pub fn room(&self) -> impl Fn() -> Room + use<> {
         let sending = Rc::clone(&self.sending);
         move || sending.room()
     }
@@ -240,12 +238,15 @@ impl Sending {
     }
 
     /// See [`Outbound::room`].
-    fn room(&self) -> usize {
+    fn room(&self) -> Room {
         match &*self.state.borrow() {
-            State::Wire(responder) => responder.room_beside_others(),
+            State::Wire(responder) => responder.stream_room(),
             // A message counts as taken when the other side takes it out of the queue.
-            State::Local(local) if local.ledger.queued() == 0 => local.shard.options.stream_buffer_bytes_max,
-            State::Local(_) | State::Closed => 0,
+            State::Local(local) if local.ledger.queued() == 0 => {
+                let bytes = local.shard.options.stream_buffer_bytes_max;
+                Room { soon: bytes, most: bytes }
+            }
+            State::Local(_) | State::Closed => Room::NONE,
         }
     }
 

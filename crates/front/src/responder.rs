@@ -180,15 +180,33 @@ impl Responder {
         self.around.http2.borrow().room(self.key)
     }
 
-    /// See [`http2::Connection::room_beside_others`].
-    pub(crate) fn room_beside_others(&self) -> usize {
-        self.around.http2.borrow().room_beside_others(self.key)
+    /// Returns the space for the stream's next messages.
+    pub(crate) fn stream_room(&self) -> Room {
+        let http2 = self.around.http2.borrow();
+        let buffer = self.around.shard.options.stream_buffer_bytes_max;
+        let left = buffer.saturating_sub(http2.stream_queued_bytes(self.key));
+        let soon = http2.room_beside_others(self.key).min(left);
+        Room { soon, most: http2.window_left(self.key).min(left).max(soon) }
     }
 
     /// Requests that the call be stepped again when nothing of its answer is queued and the window is open.
     pub(crate) fn want_room(&self) {
         self.around.http2.borrow_mut().want_room(self.key);
     }
+}
+
+/// Space for the next messages of a stream, in bytes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Room {
+    /// Bytes that leave the stream's buffer in its next turns: 0 if the client takes nothing now.
+    pub soon: usize,
+    /// Bytes that the client's flow-control windows and the stream's buffer allow, at least `soon`.
+    pub most: usize,
+}
+
+impl Room {
+    /// No space at all.
+    pub const NONE: Room = Room { soon: 0, most: 0 };
 }
 
 /// Returns the bytes sent and queued on a stream.

@@ -343,17 +343,25 @@ impl Connection {
         window.min(output).saturating_sub(state.queued())
     }
 
-    /// Returns the number of bytes that may be queued on a stream so that its next turns have something to
-    /// send: [`Connection::room`], but not diminished by the output, and at least one frame within the
-    /// windows, whatever is queued on other streams. A stream whose owner waits for [`Connection::room`]
-    /// itself would send nothing as long as others keep the output full.
+    /// Returns the number of bytes that may be queued on a stream so that its next turn has something to
+    /// send: what the output has space for beside everything that is queued on streams, but at least one
+    /// frame within the windows. A stream whose owner waits for [`Connection::room`] would send nothing as
+    /// long as others keep the output full.
     pub fn room_beside_others(&self, stream: Key) -> usize {
         let Some(state) = self.streams.get(stream) else { return 0 };
         let window = self.window(state.window_change).min(self.may_send.into()).max(0) as usize;
         let bytes_max = window.min(self.options.output_bytes_max);
-        let free = bytes_max.saturating_sub(self.queued_bytes());
+        let free = bytes_max.saturating_sub(self.output.len() + self.queued_bytes());
         let frame = bytes_max.min(self.payload_bytes_max as usize).saturating_sub(state.queued());
         free.max(frame)
+    }
+
+    /// Returns the number of bytes that may be sent on a stream within both windows, minus those that are
+    /// queued on it.
+    pub fn window_left(&self, stream: Key) -> usize {
+        let Some(state) = self.streams.get(stream) else { return 0 };
+        let window = self.window(state.window_change).min(self.may_send.into()).max(0) as usize;
+        window.saturating_sub(state.queued())
     }
 
     /// Returns true if `bytes` bytes of a stream would go to the output immediately, without queueing.

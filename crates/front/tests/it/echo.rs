@@ -56,7 +56,7 @@ async fn send_fitting(seen: Arc<Seen>, mut outbound: Outbound) -> Result<(), Sta
     let (piece, room) = (Bytes::from(vec![0; 10_000]), outbound.room());
     loop {
         std::future::poll_fn(|cx| outbound.poll_room(cx)).await?;
-        let len = room().saturating_sub(5).clamp(1, piece.len());
+        let len = room().soon.saturating_sub(5).clamp(1, piece.len());
         outbound.send(piece.slice(..len)).await?;
         seen.pieces.fetch_add(1, SeqCst);
         seen.queued_max.fetch_max(outbound.queued_bytes(), SeqCst);

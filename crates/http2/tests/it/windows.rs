@@ -420,15 +420,18 @@ fn a_stream_may_queue_a_frame_beside_others_that_keep_the_output_full() {
     server.connection.send_data(other, body(60_000), false).unwrap();
     server.connection.gather();
     let rooms = |server: &End, key| (server.connection.room(key), server.connection.room_beside_others(key));
-    assert_eq!(rooms(&server, key), (0, 16_384));
+    assert_eq!((rooms(&server, key), server.connection.window_left(key)), ((0, 16_384), 65_535));
     server.connection.send_data(key, body(10_000), false).unwrap();
-    assert_eq!(rooms(&server, key), (0, 6_384));
+    assert_eq!((rooms(&server, key), server.connection.window_left(key)), ((0, 6_384), 55_535));
     // A stream that has a frame waiting, or a shut window, has no room.
     server.connection.send_data(key, body(6_384), false).unwrap();
     assert_eq!((rooms(&server, key), rooms(&server, other)), ((0, 0), (0, 0)));
     exchange(&mut client, &mut server);
-    assert_eq!(server.connection.queued_bytes(), 60_000 + 16_384 - 65_535);
-    assert_eq!((rooms(&server, key), rooms(&server, other)), ((0, 0), (0, 0)));
+    assert_eq!((rooms(&server, key), rooms(&server, other)), ((30_000, 30_000), (5_535, 5_535)));
+    server.connection.send_data(other, body(10_000), false).unwrap();
+    exchange(&mut client, &mut server);
+    assert_eq!((rooms(&server, key).1, rooms(&server, other)), (30_000 - 4_465, (0, 0)));
+    assert_eq!(server.connection.window_left(other), 0);
 }
 
 /// The sender used the default window until it received the settings with a smaller one (RFC 9113, section

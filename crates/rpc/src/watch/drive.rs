@@ -20,8 +20,9 @@ use super::after_others::after_others;
 use super::counts::Sent;
 use super::hub::{Hub, Registration};
 use super::permit::Permit;
+use super::portion::UNLIMITED;
 use super::queued::{Body, Queued};
-use super::stream::Room;
+use super::stream::RoomSource;
 
 /// Maximum number of requests that a stream answers in one poll before other tasks run.
 const REQUESTS_PER_POLL_MAX: usize = 128;
@@ -59,8 +60,8 @@ pub trait Responses: Unpin + 'static {
         Poll::Ready(Ok(()))
     }
     /// Returns a function with the result of [`Outbound::room`].
-    fn room(&self) -> Room {
-        Box::new(|| usize::MAX)
+    fn room(&self) -> RoomSource {
+        Box::new(|| UNLIMITED)
     }
 }
 
@@ -99,7 +100,7 @@ impl Responses for Outbound {
         Outbound::poll_room(self, cx)
     }
 
-    fn room(&self) -> Room {
+    fn room(&self) -> RoomSource {
         Box::new(Outbound::room(self))
     }
 }
@@ -186,6 +187,7 @@ impl<R: Requests, W: Responses> Drive<R, W> {
         let has_fetched = stream.poll_fetched(cx).is_ready();
         if !sent_all {
             stream.give_up_claim();
+            stream.pause_pace();
         } else if has_fetched && stream.may_read() {
             stream.ask_for_room(|| self.responses.room());
             let has_room = match self.responses.poll_room(cx) {
@@ -193,11 +195,11 @@ impl<R: Requests, W: Responses> Drive<R, W> {
                 Poll::Ready(Ok(())) => true,
                 Poll::Ready(Err(_)) => return Poll::Ready(Err(error::WATCH_CANCELED)),
             };
-            if has_room || stream.is_laden() {
+            if has_room || stream.goes_on_without_room() {
                 // The stream reads one slice per turn, and the other streams read theirs in between.
                 hub.read_later(&stream);
             } else {
-                stream.give_up_claim();
+                stream.pause_pace();
             }
         }
         if again && sent_all {

@@ -8,7 +8,8 @@ use numbers::Revision;
 /// A turn of the shard reads little history, so that nobody waits for it. But every revision that is published
 /// meanwhile is one more to read. So a slice contains at least twice as many revisions as were published since
 /// the slice before, and a stream that would fall behind otherwise reads in this turn, however much other
-/// streams have read.
+/// streams have read. What is published while the stream waits for its client does not count, because a
+/// longer slice would be of no use to it.
 ///
 /// # Example
 ///
@@ -22,9 +23,14 @@ use numbers::Revision;
 /// ```
 #[derive(Clone, Copy)]
 pub(super) struct Pace {
-    /// Newest revision that was published when the stream read its last slice, or when it began to wait for
-    /// its first one.
+    /// Newest revision that was published when the limits of the last slice were set, or later, when the
+    /// client could take more again.
     seen: Revision,
+    /// Newest revision that was published when the limits of the slice that is being read were set. It takes
+    /// some turns if values have to be fetched, or if it is a revision of many changes.
+    begun: Revision,
+    /// True while the stream waits for its client.
+    is_paused: bool,
     /// Number of revisions in the last slice.
     advanced: usize,
     /// Number of groups of watches that read one after the other.
@@ -37,12 +43,28 @@ const FIRST_SLICE: usize = 128;
 impl Pace {
     /// Returns the pace of a stream that begins to wait for its first slice.
     pub fn new(current: Revision) -> Pace {
-        Pace { seen: current, advanced: FIRST_SLICE, groups: 1 }
+        Pace { seen: current, begun: current, is_paused: false, advanced: FIRST_SLICE, groups: 1 }
+    }
+
+    /// Returns the pace of a stream that waits for its client.
+    pub fn paused(self) -> Pace {
+        Pace { is_paused: true, ..self }
+    }
+
+    /// Returns the pace of a stream whose client can take more.
+    pub fn resumed(self, current: Revision) -> Pace {
+        let (seen, begun) = if self.is_paused { (current, current) } else { (self.seen, self.begun) };
+        Pace { seen, begun, is_paused: false, ..self }
+    }
+
+    /// Returns the pace when the limits of a slice are set.
+    pub fn at_slice(self, current: Revision) -> Pace {
+        Pace { begun: current, ..self }
     }
 
     /// Returns the pace after a slice of so many revisions, for one of so many groups of watches.
-    pub fn after_slice(current: Revision, advanced: usize, groups: usize) -> Pace {
-        Pace { seen: current, advanced, groups }
+    pub fn after_slice(self, advanced: usize, groups: usize) -> Pace {
+        Pace { seen: self.begun, advanced, groups, ..self }
     }
 
     /// Returns the minimum number of revisions of the next slice; 0 if none was published.
@@ -63,16 +85,32 @@ impl Pace {
 mod tests {
     use super::*;
 
+    fn pace(advanced: usize, groups: usize) -> Pace {
+        Pace::new(Revision(40_000)).at_slice(Revision(50_000)).after_slice(advanced, groups)
+    }
+
     #[test]
     fn a_slice_has_twice_what_was_published_since_the_one_before() {
-        let pace = Pace::after_slice(Revision(50_000), 230, 1);
-        assert_eq!((pace.revisions_min(Revision(50_000)), pace.is_too_slow(Revision(50_000))), (0, false));
-        assert_eq!((pace.revisions_min(Revision(50_090)), pace.is_too_slow(Revision(50_090))), (180, false));
-        assert_eq!((pace.revisions_min(Revision(50_150)), pace.is_too_slow(Revision(50_150))), (300, true));
+        let at = |pace: Pace, at| (pace.revisions_min(Revision(at)), pace.is_too_slow(Revision(at)));
+        assert_eq!(at(pace(230, 1), 50_000), (0, false));
+        assert_eq!(at(pace(230, 1), 50_090), (180, false));
+        assert_eq!(at(pace(230, 1), 50_150), (300, true));
         // Three groups of watches take turns.
-        let pace = Pace::after_slice(Revision(50_000), 230, 3);
-        assert_eq!((pace.revisions_min(Revision(50_050)), pace.is_too_slow(Revision(50_050))), (300, true));
+        assert_eq!(at(pace(230, 3), 50_050), (300, true));
         // A state without the newest changes, because users have to be checked first, is none to fall behind.
-        assert_eq!((pace.revisions_min(Revision(49_000)), pace.is_too_slow(Revision(49_000))), (0, false));
+        assert_eq!(at(pace(230, 1), 49_000), (0, false));
+    }
+
+    #[test]
+    fn what_is_published_while_the_client_is_waited_for_does_not_count() {
+        let resumed = pace(230, 1).resumed(Revision(50_100));
+        assert_eq!(resumed.revisions_min(Revision(50_100)), 200);
+        let resumed = pace(230, 1).paused().resumed(Revision(50_100));
+        assert_eq!(resumed.revisions_min(Revision(50_110)), 20);
+        // What is published while values are fetched counts, but not while the client is waited for besides.
+        let fetched = pace(230, 1).at_slice(Revision(50_200));
+        assert_eq!(fetched.after_slice(10, 1).revisions_min(Revision(50_300)), 200);
+        let fetched = fetched.paused().resumed(Revision(50_290));
+        assert_eq!(fetched.after_slice(10, 1).revisions_min(Revision(50_300)), 20);
     }
 }

@@ -1,6 +1,8 @@
 //! Limits of work: the maximum work of a slice or turn ([`Portion`], [`SliceLimits`]), and the work that was
 //! done ([`Done`]).
 
+use front::Room;
+
 /// Maximum work of one slice. A slice contains whole revisions only. If the first revision alone exceeds this
 /// limit, the caller serves fewer watches at a time, or lets the watches read that revision in parts.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -32,6 +34,9 @@ impl Portion {
     }
 }
 
+/// The room of a client that takes everything.
+pub(super) const UNLIMITED: Room = Room { soon: usize::MAX, most: usize::MAX };
+
 /// Limits of one slice.
 #[derive(Clone, Copy, Debug)]
 pub(super) struct SliceLimits {
@@ -41,15 +46,15 @@ pub(super) struct SliceLimits {
     pub enough: Portion,
     /// Minimum number of revisions of a slice that ends because of `enough`.
     pub revisions_min: usize,
-    /// Bytes of events, counted as in [`Portion::bytes`], after which the slice ends with the revision that it
-    /// has begun: as much as the client can take.
-    pub room: usize,
+    /// How much the client can take. With so many bytes of events, counted as in [`Portion::bytes`], the slice
+    /// ends with the revision that it has begun: with `soon` if it has `revisions_min`.
+    pub room: Room,
 }
 
 impl From<Portion> for SliceLimits {
     /// Returns the limits of a slice that may use all this work.
     fn from(portion: Portion) -> SliceLimits {
-        SliceLimits { portion, enough: Portion::ALL, revisions_min: 0, room: usize::MAX }
+        SliceLimits { portion, enough: Portion::ALL, revisions_min: 0, room: UNLIMITED }
     }
 }
 

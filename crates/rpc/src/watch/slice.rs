@@ -221,8 +221,10 @@ impl<'a> Slice<'a> {
                 (whole, begins) = (last, slice.events.len());
                 let is_full = revisions >= SLICE_REVISIONS_MAX
                     || bytes >= SLICE_BYTES_MAX
-                    || slice.copied >= limits.room
-                    || revisions >= limits.revisions_min && slice.done().left_of(limits.enough).is_none();
+                    || slice.copied >= limits.room.most
+                    || revisions >= limits.revisions_min
+                        && (slice.copied >= limits.room.soon
+                            || slice.done().left_of(limits.enough).is_none());
                 if revisions > 0 && is_full {
                     slice.arena.reserve(bytes.min(ARENA_BYTES));
                     return (slice, Gathered::Through(whole));

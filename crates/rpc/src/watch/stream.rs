@@ -11,7 +11,7 @@ use std::task::{Context, Poll, Waker};
 use accounting::{Account, Held};
 use api::Status;
 use bytes::Bytes;
-use front::Messages;
+use front::{Messages, Room};
 use mvcc::{Snapshot, Version, View};
 use numbers::Revision;
 use planted::Bug;
@@ -23,7 +23,7 @@ use super::index::Keys;
 use super::long::{Given, Long};
 use super::pace::Pace;
 use super::permit::Permit;
-use super::portion::SliceLimits;
+use super::portion::{SliceLimits, UNLIMITED};
 use super::queued::{Body, QUEUED_BYTES, Queued, SHORT_BYTES};
 use storage::values::Attempt;
 use telemetry::callers::Caller;
@@ -262,8 +262,9 @@ pub(super) struct Rare {
     fetching: RefCell<Option<Box<Attempt>>>,
     /// Revision from which the history in `fetching` begins.
     fetching_from: Cell<Revision>,
-    /// Limits of the slice for which the values in `fetching` were missing.
+    /// Limits of the slice for which the values in `fetching` were missing, and its last revision.
     fetching_limits: Cell<Option<SliceLimits>>,
+    fetching_through: Cell<Revision>,
     /// Bytes of fetched values that the stream holds until its next turn.
     fetched_bytes: Cell<usize>,
     /// Number of watches that have a hold.
@@ -274,13 +275,13 @@ pub(super) struct Rare {
     /// Limit on the number of watches that read together, and the range of revisions for which it applies.
     together_max: Cell<Together>,
     /// Tells how many bytes the client can take now; see [`Stream::room`].
-    room: OnceCell<Room>,
+    room: OnceCell<RoomSource>,
     /// How fast the stream reads history; set when it waits for its first turn.
     pace: Cell<Option<Pace>>,
 }
 
 /// Returns the number of bytes that a client can take now ([`Responses::room`](super::drive::Responses::room)).
-pub(super) type Room = Box<dyn Fn() -> usize>;
+pub(super) type RoomSource = Box<dyn Fn() -> Room>;
 
 /// One client's stream.
 pub(super) struct Stream {
@@ -409,20 +410,24 @@ impl Stream {
 
     /// Returns the number of bytes that the client can take now: history is read for a client only if it can
     /// be sent, so that clients that read slowly, or nothing, do not make the server hold it.
-    pub fn room(&self) -> usize {
-        let room = self.rare_if_any().and_then(|rare| rare.room.get()).map_or(usize::MAX, |room| room());
-        room.saturating_sub(self.queued_bytes.get() as usize)
+    pub fn room(&self) -> Room {
+        let Some(room) = self.rare_if_any().and_then(|rare| rare.room.get()) else { return UNLIMITED };
+        let (Room { soon, most }, queued) = (room(), self.queued_bytes.get() as usize);
+        Room { soon: soon.saturating_sub(queued), most: most.saturating_sub(queued) }
     }
 
     /// Sets the source of [`Stream::room`], if it is not set.
-    pub fn ask_for_room(&self, room: impl FnOnce() -> Room) {
-        self.rare().room.get_or_init(room);
+    pub fn ask_for_room(&self, source: impl FnOnce() -> RoomSource) {
+        self.rare().room.get_or_init(source);
     }
 
-    /// Returns true if the stream holds fetched values, or a response that another stream has made, which
-    /// take memory until the stream's turn.
-    pub fn is_laden(&self) -> bool {
-        self.class() == Class::Laden
+    /// Returns true if the stream reads even if its client can take nothing: if it holds fetched values, or a
+    /// response that another stream has made, which take memory until the stream's turn, or if other streams
+    /// wait for a response that it makes.
+    pub fn goes_on_without_room(&self) -> bool {
+        let has_claim = |long: &Long| long.claim.is_some();
+        let Some(rare) = self.rare_if_any() else { return false };
+        self.class() == Class::Laden || rare.long.borrow().as_ref().is_some_and(has_claim)
     }
 
     /// Returns how fast the stream reads history, if it does.
@@ -430,19 +435,33 @@ impl Stream {
         self.rare_if_any()?.pace.get()
     }
 
-    /// Begins to compare how fast the stream reads history with what is published, if it has not begun.
-    pub fn begin_pace(&self, current: impl FnOnce() -> Revision) {
-        if self.pace().is_none() {
-            self.rare().pace.set(Some(Pace::new(current())));
+    /// Begins, or goes on, to compare how fast the stream reads history with what is published.
+    pub fn resume_pace(&self, current: impl FnOnce() -> Revision) {
+        let pace = match self.pace() {
+            None => Pace::new(current()),
+            Some(pace) => pace.resumed(current()),
+        };
+        self.rare().pace.set(Some(pace));
+    }
+
+    /// Records that the stream waits for its client.
+    pub fn pause_pace(&self) {
+        if let Some(rare) = self.rare_if_any() {
+            rare.pace.set(rare.pace.get().map(Pace::paused));
         }
     }
 
-    /// Records that the stream has read a slice of so many revisions for `group` of its unsynced watches, when
-    /// `current` was the newest revision.
-    pub fn note_slice(&self, current: Revision, revisions: usize, group: usize) {
+    /// Records that `current` was the newest revision when the limits of the next slice were set.
+    pub fn note_limits(&self, current: Revision) {
+        let rare = self.rare();
+        rare.pace.set(rare.pace.get().map(|pace| pace.at_slice(current)));
+    }
+
+    /// Records that the stream has read a slice of so many revisions for `group` of its unsynced watches.
+    pub fn note_slice(&self, revisions: usize, group: usize) {
         let rare = self.rare();
         let groups = rare.unsynced.borrow().len().div_ceil(group.max(1)).max(1);
-        rare.pace.set(Some(Pace::after_slice(current, revisions, groups)));
+        rare.pace.set(rare.pace.get().map(|pace| pace.after_slice(revisions, groups)));
     }
 
     /// Returns true if the stream falls behind what is published; see [`Pace::is_too_slow`].
@@ -732,13 +751,28 @@ impl Stream {
 
     /// Returns the limits of the stream's next slice: `limits`, or those of the slice before, if values were
     /// fetched for that. With more, further values would be missing, and with less, some would be fetched in
-    /// vain.
-    pub fn limits_of_slice(&self, limits: SliceLimits) -> SliceLimits {
+    /// vain. `current` is the newest revision, for which `limits` are.
+    pub fn limits_of_slice(&self, limits: SliceLimits, current: Revision) -> SliceLimits {
         let rare = self.rare();
         let before = rare.fetching_limits.get().filter(|_| rare.fetched_bytes.get() > 0);
+        if before.is_none() {
+            self.note_limits(current);
+        }
         let limits = before.map_or(limits, |before| SliceLimits { portion: limits.portion, ..before });
         rare.fetching_limits.set(Some(limits));
         limits
+    }
+
+    /// Returns the last revision of the slice for which values were fetched, if it begins at `from`.
+    pub fn fetched_through(&self, from: Revision) -> Option<Revision> {
+        let rare = self.rare_if_any().filter(|rare| rare.fetched_bytes.get() > 0)?;
+        let through = Some(rare.fetching_through.get()).filter(|through| *through >= from);
+        through.filter(|_| rare.fetching_from.get() == from)
+    }
+
+    /// Records the last revision of a slice for which values are missing.
+    pub fn fetch_through(&self, through: Revision) {
+        self.rare().fetching_through.set(through);
     }
 
     /// Keeps this attempt, so that [`Stream::poll_fetched`] fetches the values that the attempt found
@@ -753,6 +787,9 @@ impl Stream {
     pub fn poll_fetched(&self, context: &mut Context<'_>) -> Poll<()> {
         if self.is_synced() {
             self.drop_fetched();
+            if let Some(rare) = self.rare_if_any() {
+                rare.pace.set(None);
+            }
         }
         let Some(rare) = self.rare_if_any() else { return Poll::Ready(()) };
         let mut fetching = rare.fetching.borrow_mut();

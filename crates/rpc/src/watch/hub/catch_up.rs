@@ -52,14 +52,17 @@ impl Hub {
         let (mut left, mut enough) = (Some(whole), Some(self.history.get()));
         let mut none_reads = true;
         while let Some(portion) = left {
-            let may_go = |stream: &Stream| enough.is_some() || stream.is_too_slow(current);
-            let Some(stream) = self.readers.borrow_mut().pop_if(may_go) else { break };
+            let next = match enough {
+                Some(_) => self.readers.borrow_mut().pop(),
+                None => self.readers.borrow_mut().pop_urgent(|stream| stream.is_too_slow(current)),
+            };
+            let Some(stream) = next else { break };
             none_reads = false;
-            let done = if !stream.may_read() || !stream.is_laden() && stream.room() == 0 {
+            let done = if !stream.may_read() || !stream.goes_on_without_room() && stream.room().soon == 0 {
                 // The stream is queued again when it may read, or when its client can take more: its task is
                 // woken to wait for that. Skipping it counts as work, because there may be many such streams.
-                self.note_work(0, 1);
-                Done { looks: 1, ..Done::default() }
+                self.note_work(1, 0);
+                Done { walked: 1, ..Done::default() }
             } else {
                 let Some(done) = self.catch_up(&stream, &state, portion, portion == whole) else {
                     // The stream needs more work than is left in this turn, so it goes first in the next turn.
@@ -77,7 +80,7 @@ impl Hub {
 
     /// Queues a stream to read history in its turn.
     pub(in crate::watch) fn read_later(&self, stream: &Rc<Stream>) {
-        stream.begin_pace(|| self.shared.state.load().view.snapshot().current_revision());
+        stream.resume_pace(|| self.shared.state.load().view.snapshot().current_revision());
         self.readers.borrow_mut().enter(stream);
         self.go_on_later();
     }
@@ -145,8 +148,10 @@ impl Hub {
         // same revision may have that hold.
         let mut beside = together.iter().take_while(|watch| watch.next.get() == from);
         let held = beside.find_map(|watch| watch.held(&state.view));
-        let (snapshot, changes) = match (held, snapshot.changes(from, current)) {
-            (Some(held), _) => (held, held.written(from, current)),
+        // The slice whose values were fetched ends where it ended before: further values may be missing.
+        let end = stream.fetched_through(from).unwrap_or(current).min(current);
+        let (snapshot, changes) = match (held, snapshot.changes(from, end)) {
+            (Some(held), _) => (held, held.written(from, end)),
             (None, Ok(changes)) => (snapshot, changes),
             (None, Err(_)) => return Some(idle),
         };
@@ -155,7 +160,7 @@ impl Hub {
         // A slice for many watches may be longer, because to find the watches and to move each of them costs as
         // much as some looks.
         let enough = self.history.get();
-        let limits = stream.limits_of_slice(SliceLimits {
+        let limits = SliceLimits {
             portion,
             enough: Portion {
                 looks: enough.looks.max(4 * together.len()),
@@ -164,7 +169,8 @@ impl Hub {
             },
             revisions_min: stream.pace().map_or(0, |pace| pace.revisions_min(current)),
             room: stream.room(),
-        });
+        };
+        let limits = stream.limits_of_slice(limits, current);
         let mut values = stream.attempt(from, || Attempt::new(self.values.clone()));
         // Makes the attempt look for values in memory again before it fetches them: values that were written
         // since the last slice are usually in the page cache.
@@ -173,8 +179,8 @@ impl Hub {
         for watch in &together {
             group.insert(&watch.keys, watch.serial, Rc::clone(watch));
         }
-        let newest = snapshot.current_revision();
-        let (slice, gathered) = Slice::gather(snapshot, &values, changes, &group, newest, limits);
+        let end = snapshot.current_revision().min(end);
+        let (slice, gathered) = Slice::gather(snapshot, &values, changes, &group, end, limits);
         let done = slice.done();
         self.note_work(done.walked, done.looks);
         // The unsynced watches among which `together` was chosen count as checked watches. A stream that got
@@ -197,6 +203,8 @@ impl Hub {
                     // Makes the next turns read this revision in parts, one part per turn.
                     Gathered::TooMuch(revision) | Gathered::TooLong(revision) => {
                         together.retain(|watch| watch.next.get() <= revision);
+                        // What is published until the revision has been read counts.
+                        stream.note_limits(current);
                         stream.set_long(Some(Long::new(revision, together)));
                     }
                     Gathered::Through(_) => {}
@@ -215,13 +223,15 @@ impl Hub {
             advanced |= self.has_read(stream, &watch, through);
         }
         if advanced {
-            stream.note_slice(current, (through.0 - from.0 + 1).max(0) as usize, group);
+            stream.note_slice((through.0 - from.0 + 1).max(0) as usize, group);
         }
         if !values.is_complete() {
             if advanced {
                 // The fetched values were used for this slice and are dropped here. The next slice needs
                 // other values.
                 values.forget();
+            } else {
+                stream.fetch_through(through);
             }
             stream.fetch(values);
         }
@@ -332,7 +342,7 @@ impl Hub {
             }
             let watches = long.send_all(&header);
             stream.set_long(None);
-            stream.note_slice(current, 1, watches.len());
+            stream.note_slice(1, watches.len());
             for watch in watches {
                 self.has_read(stream, &watch, revision);
             }

@@ -27,6 +27,9 @@ pub(super) struct Line {
 /// could otherwise keep all other streams waiting.
 const LADEN_MAX: usize = 16;
 
+/// Maximum number of streams among which an urgent one is searched.
+const SEARCHED_MAX: usize = 256;
+
 impl Line {
     /// Adds a stream at the end of its class. A stream that waits already changes its class if that lets it
     /// read sooner.
@@ -48,8 +51,8 @@ impl Line {
         self.put(stream, (Class::Laden, 0));
     }
 
-    /// Removes and returns the stream whose turn is next, if it satisfies `may_go`.
-    pub fn pop_if(&mut self, may_go: impl FnOnce(&Stream) -> bool) -> Option<Rc<Stream>> {
+    /// Removes and returns the stream whose turn is next.
+    pub fn pop(&mut self) -> Option<Rc<Stream>> {
         let [laden, held, other] = &self.classes;
         let none_but_laden = held.is_empty() && other.is_empty();
         let class = if !laden.is_empty() && (none_but_laden || self.laden_since < LADEN_MAX) {
@@ -59,8 +62,7 @@ impl Line {
         } else {
             Class::Other
         };
-        let first = self.class(class).first_entry().filter(|first| may_go(first.get()))?;
-        let stream = first.remove();
+        let (_, stream) = self.class(class).pop_first()?;
         if class == Class::Laden {
             self.laden_since += 1;
         } else {
@@ -69,6 +71,14 @@ impl Line {
         }
         stream.rare().place.set(None);
         Some(stream)
+    }
+
+    /// Removes and returns the first of the next [`SEARCHED_MAX`] streams that `is_urgent`, whatever its class.
+    pub fn pop_urgent(&mut self, is_urgent: impl Fn(&Stream) -> bool) -> Option<Rc<Stream>> {
+        let all = self.classes.iter_mut().flat_map(|class| class.iter());
+        let found = all.take(SEARCHED_MAX).find(|(_, stream)| is_urgent(stream));
+        let (class, number) = found.and_then(|(_, stream)| stream.rare().place.take())?;
+        self.class(class).remove(&number)
     }
 
     fn put(&mut self, stream: &Rc<Stream>, place: Place) {

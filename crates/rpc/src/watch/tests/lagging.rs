@@ -3,7 +3,7 @@
 use api::etcdserverpb::{WatchCreateRequest, WatchResponse};
 
 use super::world::{Client, World, settle, watch};
-use super::{HOUR, MANY, keys_of};
+use super::{HOUR, MANY, keys_of, put_and_delete};
 
 const VALUE_BYTES: usize = 1000;
 
@@ -167,13 +167,17 @@ impl Rates {
     }
 
     /// Writes `turns` turns' revisions, and then as many in each turn until all watches that began at the
-    /// first revision have caught up. Returns the number of turns that it took.
-    fn catch_up(&self, turns: usize) -> usize {
+    /// first revision have caught up, which takes at most four times as long. As at a connection, 64 KiB of a
+    /// stream leave in a turn, and 512 KiB wait at most.
+    fn catch_up(&self, turns: usize, values: Values) {
         let mut world = World::new(1 << 20, HOUR);
         (0..turns).for_each(|_| self.write(&mut world));
         world.advance();
-        let mut clients: Vec<_> = (0..self.streams).map(|_| world.client(usize::MAX)).collect();
+        world.values.absent.set(matches!(values, Values::Fetched));
+        world.values.at_hand_from.set(Some(world.hub.revision() + 1));
+        let mut clients: Vec<_> = (0..self.streams).map(|_| world.client(MANY)).collect();
         for client in &clients {
+            client.pipe.soon_max.set(Some(64 << 10));
             (0..self.watches).for_each(|_| {
                 client.create(WatchCreateRequest { start_revision: 2, ..watch("k", "l") });
             });
@@ -185,21 +189,29 @@ impl Rates {
             self.write(&mut world);
             world.publish();
             world.hub.advance();
+            clients.iter().for_each(|client| client.set_window(512 << 10));
             round(&world, &mut clients);
             took += 1;
-            assert!(took < 4 * turns, "they do not catch up: {self:?}");
+            assert!(took < 4 * turns, "they do not catch up: {self:?}, {values:?}");
             for client in &clients {
                 events += client.received().iter().map(|response| response.events.len()).sum::<usize>();
             }
         }
+        clients.iter().for_each(|client| client.set_window(usize::MAX));
         settle(&mut clients);
         for client in &clients {
             events += client.received().iter().map(|response| response.events.len()).sum::<usize>();
         }
         let written = (turns + took) * self.revisions * self.changes;
         assert_eq!(events, written * self.streams * self.watches, "{self:?}");
-        took
     }
+}
+
+/// Where the values of the history are. Those that are written meanwhile are at hand.
+#[derive(Clone, Copy, Debug)]
+enum Values {
+    AtHand,
+    Fetched,
 }
 
 #[test]
@@ -214,8 +226,109 @@ fn watches_catch_up_however_fast_others_write() {
         (Rates { value_bytes: 1, revisions: 2, changes: 1, streams: 300, watches: 1 }, 100),
         (Rates { value_bytes: 1, revisions: 10, changes: 1, streams: 1, watches: 300 }, 20),
     ] {
-        rates.catch_up(turns);
+        rates.catch_up(turns, Values::AtHand);
+        // Values that are fetched take two turns, so that twice as much is published meanwhile.
+        if rates.streams * rates.watches * rates.value_bytes <= 256 {
+            rates.catch_up(turns, Values::Fetched);
+        }
     }
+}
+
+#[test]
+fn revisions_of_very_many_changes_are_read_faster_than_they_are_written() {
+    const KEYS: usize = 20_000;
+    let keys: Vec<String> = (0..KEYS).map(|n| format!("k{n:05}")).collect();
+    let changes: Vec<_> = keys.iter().map(|key| (key.as_str(), Some(1))).collect();
+    for every in [6, 10] {
+        let mut world = World::new(1 << 20, HOUR);
+        (0..6).for_each(|_| world.write(&changes));
+        world.advance();
+        let mut clients = [world.client(MANY)];
+        clients[0].create(WatchCreateRequest { start_revision: 2, ..watch("k", "l") });
+        while clients[0].step() {}
+        let mut turn = 0;
+        while world.gauges().2 > 0 {
+            if turn % every == 0 {
+                world.write(&changes);
+                world.publish();
+                world.hub.advance();
+            }
+            round(&world, &mut clients);
+            turn += 1;
+            assert!(turn <= 60 * every, "one revision in {every} turns");
+        }
+    }
+}
+
+#[test]
+fn a_stream_that_falls_behind_does_not_wait_for_others_that_do_not() {
+    const OTHERS: usize = 100;
+    let mut world = World::new(1 << 20, HOUR);
+    (0..20_000).for_each(|_| world.put("other", 1));
+    (0..100).for_each(|_| world.put("k", 20_000));
+    world.advance();
+    let mut clients: Vec<_> = (0..OTHERS).map(|_| world.client(MANY)).collect();
+    for client in &clients {
+        client.create(WatchCreateRequest { start_revision: 2, ..watch("none", "") });
+    }
+    clients.push(world.client(MANY));
+    clients[OTHERS].create(WatchCreateRequest { start_revision: 20_002, ..watch("k", "") });
+    clients.iter_mut().for_each(|client| while client.step() {});
+    let (mut written, mut told) = (100, 0);
+    while told < written {
+        (0..2).for_each(|_| world.put("k", 20_000));
+        written += 2;
+        world.publish();
+        world.hub.advance();
+        round(&world, &mut clients);
+        told += revisions(&clients[OTHERS].received()).len();
+        assert!(written < 100 + 2 * 150, "{told} of {written}");
+    }
+}
+
+#[test]
+fn a_stream_that_was_synced_for_long_reads_short_slices() {
+    const CHANGES: usize = 500;
+    let mut world = world_with(CHANGES);
+    let mut clients: Vec<_> = (0..20).map(|_| world.client(MANY)).collect();
+    clients.iter().for_each(|client| client.create(from_the_beginning()));
+    while round(&world, &mut clients) {}
+    (0..2000).for_each(|_| world.put("other", 1));
+    world.advance();
+    while round(&world, &mut clients) {}
+    assert_eq!(world.gauges().2, 0);
+    clients.iter().for_each(|client| client.create(from_the_beginning()));
+    world.values.reads.set(0);
+    while round(&world, &mut clients) {
+        let bytes = world.values.reads.take() * VALUE_BYTES;
+        assert!(bytes <= 2 * ((64 << 10) + VALUE_BYTES), "{bytes} bytes between two looks at the sockets");
+    }
+}
+
+#[test]
+fn a_response_for_which_others_wait_is_made_once_though_windows_shut() {
+    const KEYS: usize = 3000;
+    let mut world = World::new(0, HOUR);
+    world.hub.do_less_in_a_turn(1024, 16 << 10);
+    world.hub.walk_less_in_a_turn(300, 8 << 20);
+    let mut clients: Vec<_> = (0..16).map(|_| world.client(MANY)).collect();
+    clients.iter().for_each(|client| client.create(watch("k", "l")));
+    settle(&mut clients);
+    put_and_delete(&mut world, KEYS);
+    settle(&mut clients);
+    world.publish();
+    world.hub.advance();
+    world.hub.work_done();
+    let mut turn = 0;
+    while world.gauges().2 > 0 || turn < 50 {
+        // The windows are shut in one turn of four.
+        let window = if turn % 4 == 3 { 0 } else { 64 << 10 };
+        clients.iter().for_each(|client| client.set_window(window));
+        round(&world, &mut clients);
+        turn += 1;
+    }
+    let (walked, _) = world.hub.work_done();
+    assert!(walked <= 10 * KEYS, "{} walks", walked / KEYS);
 }
 
 #[test]

@@ -164,6 +164,8 @@ fn every_event_once_in_order() {
                 18 => drop(world.store.compact_step(random.below(50), |_| {})),
                 _ => {
                     clients[chosen].allow(1 + random.below(4) as usize);
+                    let window = [0, 1, 1000, 100_000, usize::MAX][random.below(5) as usize];
+                    clients[chosen].set_window(window);
                     if random.below(4) == 0 {
                         clients[chosen].ask_progress();
                     }
@@ -176,7 +178,10 @@ fn every_event_once_in_order() {
         }
         caught_up += world.gauges().2;
         world.advance();
-        clients.iter().for_each(|client| client.allow(MANY));
+        for client in &clients {
+            client.allow(MANY);
+            client.set_window(usize::MAX);
+        }
         settle(&mut clients);
         world.advance();
         settle(&mut clients);

@@ -18,7 +18,7 @@ use api::mvccpb::event::EventType;
 use api::mvccpb::{Event, KeyValue};
 use bytes::{Bytes, BytesMut};
 use disk::MemDisk;
-use front::{LocalBoxFuture, Messages, TrySend};
+use front::{LocalBoxFuture, Messages, Room, TrySend};
 use machine::{Alarms, Members, ReadError, Values};
 use mvcc::{KeyRange, Location, Store, Value};
 use numbers::{ClusterId, Index, LeaseId, MemberId, Revision, Seconds, Term};
@@ -43,6 +43,8 @@ pub struct Repeated {
     pub reads: Cell<usize>,
     /// True if no value is in memory. Each has to be fetched, which takes no time.
     pub absent: Cell<bool>,
+    /// The values of this revision and of later ones are in memory all the same.
+    pub at_hand_from: Cell<Option<Revision>>,
     readers: Option<Arc<Readers>>,
 }
 
@@ -59,7 +61,8 @@ impl Values for Repeated {
 
 impl Source for Repeated {
     fn read_at_hand(&self, value: Value, out: &mut BytesMut) -> Result<bool, ReadError> {
-        let is_at_hand = !self.absent.get();
+        let is_new = |from: Revision| i64::from(value.location.offset) >= from.0;
+        let is_at_hand = !self.absent.get() || self.at_hand_from.get().is_some_and(is_new);
         if is_at_hand { self.read_into(value, out).map(|()| true) } else { Ok(false) }
     }
 
@@ -142,7 +145,7 @@ impl World {
             let kv = match value {
                 Some(len) => {
                     let fill = (revision.0 % 251) as u32;
-                    let location = Location { segment: fill, offset: 0 };
+                    let location = Location { segment: fill, offset: revision.0 as u32 };
                     writer.put(key.as_bytes(), Value { location, len: *len as u32, crc: 0 }, LeaseId::NONE);
                     let kv = KeyValue {
                         key: key.as_bytes().to_vec().into(),
@@ -307,6 +310,8 @@ pub struct Pipe {
     /// Number of bytes that the client's window allows; `None` for no limit. Responses are taken as long as
     /// there is `credit`, even if the window is used up, as by the buffer of a stream.
     pub window: Cell<Option<usize>>,
+    /// Maximum number of bytes of the window that leave in the stream's next turns.
+    pub soon_max: Cell<Option<usize>>,
     pub responses: RefCell<VecDeque<Bytes>>,
     /// Number of short responses in each call that offered several together.
     pub together: RefCell<Vec<usize>>,
@@ -322,8 +327,9 @@ impl Pipe {
     }
 
     /// Returns the number of bytes that the client can take now.
-    fn room(&self) -> usize {
-        self.window.get().unwrap_or(usize::MAX)
+    fn room(&self) -> Room {
+        let most = self.window.get().unwrap_or(usize::MAX);
+        Room { soon: self.soon_max.get().map_or(most, |soon| soon.min(most)), most }
     }
 
     /// Sends a request.
@@ -398,14 +404,14 @@ impl Responses for Responder {
     }
 
     fn poll_room(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Status>> {
-        if self.0.room() > 0 {
+        if self.0.room().soon > 0 {
             return Poll::Ready(Ok(()));
         }
         self.0.server.replace(Some(cx.waker().clone()));
         Poll::Pending
     }
 
-    fn room(&self) -> Box<dyn Fn() -> usize> {
+    fn room(&self) -> Box<dyn Fn() -> Room> {
         let pipe = Rc::clone(&self.0);
         Box::new(move || pipe.room())
     }
