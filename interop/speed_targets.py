@@ -471,7 +471,8 @@ def compared(load, server, prepare, busy_at):
     limit = beside(load, alone, busy_at(elsewhere))
     other.stop()
     other.clean()
-    return figures | {f"{name}_elsewhere": limit[name] for name in ("read_p99", "write_p99", "times")}
+    ratios = {f"{name}_of_elsewhere": figures[name] / limit[name] for name in ("read_p99", "write_p99")}
+    return figures | {f"{name}_elsewhere": limit[name] for name in ("read_p99", "write_p99", "times")} | ratios
 
 
 def expensive_list(load, server):
@@ -558,6 +559,9 @@ def restarted(server):
     return {"rss_mb": loaded, "restart_s": server.ready_s, "rss_mb_restarted": settled_rss_mb(server)}
 
 
+# Others are to feel this work no more than if another server on the machine did it.
+BESIDE_GOALS = [("read_p99_of_elsewhere", "at most", 1.2), ("write_p99_of_elsewhere", "at most", 1.2)]
+
 # Each load with its goals: a figure, what it is compared with, and the bound. "of": times the first server's, at most; "times": times
 # the first server's, at least; "at most": as it is.
 LOADS = {
@@ -574,8 +578,8 @@ LOADS = {
     "idle": (idle, [("kb_each", "at most", 2)]),
     "idle-watch": (idle_watch, [("kb_each", "at most", 3)]),
     "heartbeats": (heartbeats, [("core", "at most", 0.1)]),
-    "list": (expensive_list, [("read_p99_of_alone", "at most", 1.2), ("write_p99_of_alone", "at most", 1.2)]),
-    "maintenance": (maintenance, [("read_p99_of_alone", "at most", 1.2), ("write_p99_of_alone", "at most", 1.2)]),
+    "list": (expensive_list, BESIDE_GOALS),
+    "maintenance": (maintenance, BESIDE_GOALS),
     "three-put": (with_log(three("put 1 KiB, 500 clients")), [("cpu_us", "of", 14 / 143), ("rate", "times", 4)]),
     "three-range": (three("range l, 1000 clients"), [("cpu_us", "of", 5 / 41)]),
     "three-mixed": (three("80 % range l, 20 % put 1 KiB"), [("cpu_us", "of", 10 / 90)]),
@@ -619,14 +623,16 @@ TITLES = {
 FIGURES = {
     "cpu_us": "CPU us", "core": "share of a core", "rate": "rate /s", "p50": "p50 ms", "p50_of_bare": "p50, of bare", "p99": "p99 ms",
     "kb_each": "KB each", "rss_mb": "RSS MB", "rss_mb_restarted": "RSS MB, restarted", "restart_s": "restart s", "bytes": "bytes written",
-    "fsyncs": "fsyncs", "read_p99": "read p99 ms", "read_p99_elsewhere": "the same, elsewhere", "read_p99_of_alone": "read p99, of alone",
-    "write_p99": "write p99 ms", "write_p99_elsewhere": "the same, elsewhere", "write_p99_of_alone": "write p99, of alone",
+    "fsyncs": "fsyncs", "read_p99": "read p99 ms", "read_p99_elsewhere": "the same, elsewhere",
+    "read_p99_of_elsewhere": "read p99, of elsewhere", "read_p99_of_alone": "read p99, of alone", "write_p99": "write p99 ms",
+    "write_p99_elsewhere": "the same, elsewhere", "write_p99_of_elsewhere": "write p99, of elsewhere", "write_p99_of_alone": "write p99, of alone",
     "times": "times in 8 s", "times_elsewhere": "the same, elsewhere",
 }
 # Those of the tables of other releases and of TLS.
 MAIN_FIGURES = ("cpu_us", "core", "rate", "p99", "kb_each")
 # Figures of which a ratio to the first server's says nothing.
-WITHOUT_RATIO = {"p50_of_bare", "read_p99_of_alone", "write_p99_of_alone", "times", "times_elsewhere"}
+WITHOUT_RATIO = {"p50_of_bare", "read_p99_of_alone", "write_p99_of_alone", "read_p99_of_elsewhere", "write_p99_of_elsewhere", "times",
+                 "times_elsewhere"}
 MARK = re.compile(r"<!-- (speed_targets( tls)?( versions)?: ([a-z0-9,-]+)) -->\n")
 
 

@@ -7,6 +7,7 @@
 //! * [`long_reads`] registers readers of an old state and keeps compaction from removing the versions that
 //!   they need; `attendance` counts the watches of each shard and records up to which revision the watches
 //!   were notified.
+//! * [`long_work`] is a thread for work of clients that would keep a shard busy.
 //! * [`transfer`] sends and receives snapshots; [`received`] is a snapshot that was received completely;
 //!   [`other_members`] asks the members of a cluster before this member is one of them; [`cluster_version`]
 //!   compares versions; `expiry` keeps the deadlines of leases, which [`renewals`] shares with the shards;
@@ -40,6 +41,7 @@ mod expiry;
 pub mod fold;
 pub mod inbox;
 pub mod long_reads;
+pub mod long_work;
 pub mod other_members;
 pub mod peer_links;
 pub mod pending;

@@ -15,6 +15,20 @@ const READERS_PAUSE: Duration = Duration::from_millis(200);
 /// one, both wait until the time of the newer one has passed, so that a removal may begin up to twice this
 /// time after its compaction.
 const WATCHES_TIMEOUT: Duration = Duration::from_secs(10);
+/// Maximum number of versions that are removed in one turn of the core, which takes about 0.3 ms.
+const VERSIONS_PER_SLICE_MAX: u64 = 256;
+
+/// Returns the number of versions to remove per turn, and the pause after it, for `--compaction-batch-limit`
+/// versions and a pause of `--compaction-sleep-interval` after them. The result removes as many versions per
+/// second in shorter turns, so that other requests wait less for one of them.
+///
+/// ```text
+/// 1000 versions, then 10 ms      250 versions, then 2.5 ms
+/// ```
+pub(super) fn slices(batch_limit: u64, interval: Duration) -> (u64, Duration) {
+    let slices = batch_limit.div_ceil(VERSIONS_PER_SLICE_MAX).max(1);
+    (batch_limit.div_ceil(slices), interval / u32::try_from(slices).unwrap_or(u32::MAX))
+}
 
 /// The next step of a removal.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -256,6 +270,16 @@ mod tests {
     fn reply() -> Reply {
         let request_id = RequestId { shard: 0, slot: 1, generation: 0 };
         Reply { request_id, revision: Revision(9), raft_term: Term(1), body: ReplyBody::Readable(None) }
+    }
+
+    #[test]
+    fn a_turn_removes_a_bounded_number_of_versions_at_the_rate_of_the_flags() {
+        let of = |limit, millis| slices(limit, Duration::from_millis(millis));
+        assert_eq!(of(1000, 10), (250, Duration::from_micros(2500)));
+        assert_eq!(of(256, 10), (256, Duration::from_millis(10)));
+        assert_eq!(of(1, 10), (1, Duration::from_millis(10)));
+        assert_eq!(of(1 << 20, 4096), (256, Duration::from_millis(1)));
+        assert!(of(u64::MAX, 10).0 <= VERSIONS_PER_SLICE_MAX);
     }
 
     #[test]

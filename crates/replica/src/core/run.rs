@@ -161,7 +161,7 @@ impl Core {
         let shards = parts.shared.core.outboxes.len();
         let applied = parts.machine.applied_index;
         let compacted = parts.machine.store.compact_revision();
-        let pause = parts.options.compaction_sleep_interval;
+        let batch = (parts.options.compaction_batch_limit, parts.options.compaction_sleep_interval);
         let advances = parts.options.initial_election_tick_advance;
         let own = parts.shared.member.identity.member_id;
         let attributes = Attributes::new(own, parts.attributes, parts.options.election_timeout / 2);
@@ -204,7 +204,7 @@ impl Core {
             leadership: Leadership::new(advances, now),
             install: Install::default(),
             outgoing: Outgoing::default(),
-            compactions: Compactions::new(parts.options.auto_compaction, compacted, pause, now),
+            compactions: Compactions::new(parts.options.auto_compaction, compacted, batch, now),
             space: DiskSpace::new(&parts.log, MemberId(own), parts.cause, checkpoints, now),
             pace: Pace::new(cpu, now),
             publication: Publication::new(&parts.machine),

@@ -8,6 +8,7 @@ use storage::compaction_hash::CompactionHashes;
 use storage::readers::Readers;
 
 use crate::long_reads::LongReads;
+use crate::long_work::LongWork;
 
 /// Access to the values in the log, and counts and sizes of the stored data.
 pub struct Data {
@@ -18,6 +19,8 @@ pub struct Data {
     /// Registers readers that read a state slice by slice, and keeps the versions that they need from being
     /// removed.
     pub long_reads: Arc<LongReads>,
+    /// Runs hashes and snapshots of the whole state for clients.
+    pub long_work: LongWork,
     /// Hashes of the states at the last compactions. The HashKV call returns them.
     pub compaction_hashes: CompactionHashes,
     /// Bytes of the data directory on disk: log and checkpoints.
@@ -26,12 +29,16 @@ pub struct Data {
 
 impl Data {
     /// Returns access to the values in the log. If `threads` is true, [`Data::readers`] read on separate
-    /// threads. If it is false, they read when the caller runs [`Readers::step`].
+    /// threads. If it is false, they read when the caller runs [`Readers::step`], and there is no thread for
+    /// long work.
     pub fn new(values: log::Values, threads: bool) -> Data {
+        let readers = if threads { Readers::new(values.clone()) } else { Readers::by_hand(values.clone()) };
+        let sources = threads.then(|| (Arc::clone(&readers), values.clone()));
         Data {
-            readers: if threads { Readers::new(values.clone()) } else { Readers::by_hand(values.clone()) },
+            readers,
             values,
             long_reads: Arc::default(),
+            long_work: LongWork::new(sources),
             compaction_hashes: CompactionHashes::default(),
             disk_bytes: AtomicU64::new(0),
         }

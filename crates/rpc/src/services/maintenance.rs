@@ -2,12 +2,14 @@
 
 use numbers::{MemberId, Revision};
 use std::collections::HashMap;
+use std::convert::Infallible;
 use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::Arc;
 use std::time::Instant;
 use storage::values::unreadable;
 
+use accounting::{Account, Budget, Charge};
 use api::error;
 use api::etcdserverpb::alarm_request::AlarmAction;
 use api::etcdserverpb::{
@@ -26,6 +28,8 @@ use machine::{AsOf, Outcome, ReadError, range};
 use mvcc::HashWalk;
 use prost::Message as _;
 use sha2::{Digest, Sha256};
+use stdx::{First, race};
+use tokio::sync::{mpsc, oneshot};
 
 use super::call::Call;
 use super::choose::read_at_once;
@@ -47,6 +51,9 @@ const HASHED_PER_SLICE: usize = 256;
 const MEASURED_PER_SLICE: usize = 512;
 /// Bytes of a snapshot that are written before other calls run.
 const SNAPSHOT_SLICE_BYTES: usize = 64 << 10;
+/// Bytes that are counted for a call while it is hashing or making a snapshot: a buffer of the log, and the
+/// values and the output of a slice.
+const LONG_WORK_BYTES: usize = 192 << 10;
 /// Release of etcd whose file format snapshots have. Later releases can read it.
 const SNAPSHOT_RELEASE: Release = Release::V3_6;
 
@@ -158,24 +165,24 @@ pub(super) async fn hash_kv(call: &mut Call, message: Bytes) -> Result<Answer, S
     // The requested revision is looked up unchanged among the hashes of past compactions. Like etcd, this
     // looks it up before 0 is replaced with the current revision.
     let Some(cached) = services.shared.data.compaction_hashes.at(revision) else {
-        return hash_kv_now(services, revision).await;
+        return hash_kv_now(call, revision).await;
     };
     let header = Some(services.newest_header());
     let (hash_revision, compact_revision) = (cached.revision.0, cached.compact_revision.0);
     match cached.wait().await {
         Some(hash) => Ok(whole(&HashKvResponse { header, hash, compact_revision, hash_revision })),
-        None => hash_kv_now(services, revision).await,
+        None => hash_kv_now(call, revision).await,
     }
 }
 
-async fn hash_kv_now(services: &Services, revision: Revision) -> Result<Answer, Status> {
-    let began = Instant::now();
+async fn hash_kv_now(call: &Call, revision: Revision) -> Result<Answer, Status> {
+    let (services, began) = (&call.services, Instant::now());
     let (state, published) = services.shared.read_long(Reader::Hash);
     let walk = HashWalk::new(&published.view.snapshot(), revision).map_err(range::refused)?;
     let header = Some(services.header(state.moment().revision(), &published));
     drop(published);
     let (hash_revision, compact_revision) = (walk.revision().0, walk.compact_revision().0);
-    let hash = hash_versions(&state, walk, &services.values).await?;
+    let hash = services.hash_versions(call.client(), state, walk).await?;
     services.shared.diagnostics.metrics.mvcc.hash_rev_duration.observe_seconds(began.elapsed());
     Ok(whole(&HashKvResponse { header, hash, compact_revision, hash_revision }))
 }
@@ -194,7 +201,7 @@ pub(super) async fn hash(call: &mut Call, message: Bytes) -> Result<Answer, Stat
     let (alarms, members) = (Arc::clone(&published.alarms), Arc::clone(&published.members));
     drop(published);
     let began = Instant::now();
-    let mut hash = hash_versions(&state, walk, &services.values).await?;
+    let mut hash = services.hash_versions(call.client(), state, walk).await?;
     for alarm in alarms.list(0, 0) {
         hash = crc32c::crc32c_append(hash, &alarm.encode_to_vec());
     }
@@ -226,54 +233,70 @@ impl Services {
         let began = Instant::now();
         let database = EtcdDatabase::new(*state, &head, SNAPSHOT_RELEASE);
         drop(head);
-        let read = database.state().clone();
-        let failed = |error| unwritten(&error, &read);
-        let mut measuring = database.measure();
-        let plan = loop {
-            if let Some(plan) = measuring.step(&database, MEASURED_PER_SLICE).map_err(&failed)? {
-                break plan;
+        // One piece is made while the previous one is sent.
+        let (pieces, mut made) = mpsc::channel(1);
+        let budget = self.shared.clients.memory.get().cloned();
+        let work = move |values| async move {
+            if let Err(status) = make_snapshot(database, values, budget, &pieces).await {
+                // An error of the channel means that the call has ended.
+                let _ = pieces.send(Err(status)).await;
             }
-            accounting::note_work(MEASURED_PER_SLICE as u64, 0);
-            tokio::task::yield_now().await;
         };
-        // Bytes of the database that follow each message, counted as in etcd.
-        let mut remaining_bytes = plan.size_bytes();
-        let mut digest = Sha256::new();
-        let version = api::CLUSTER_VERSION.to_owned();
-        let writer = BackendWriter::new(Vec::new(), plan, SNAPSHOT_RELEASE);
-        let writer = writer.map_err(|e| failed(e.into()))?;
-        let mut writing = Some(database.write(writer).map_err(&failed)?);
-        let values = ReadAhead::of(&self.values);
-        while let Some(mut going) = writing.take() {
-            let portion =
-                made(values.clone(), |values| going.portion(&database, values, SNAPSHOT_SLICE_BYTES));
-            let done = going.write(&database, portion.await.map_err(&failed)?);
-            let done = done.map_err(&failed)?;
-            let piece = if done {
-                going.into_writer().finish().map_err(|e| failed(e.into()))?
-            } else {
-                let piece = std::mem::take(going.output());
-                writing = Some(going);
-                piece
-            };
-            let mut piece = Bytes::from(piece);
-            digest.update(&piece);
-            // The bytes count twice: they were written, and then read again for the digest.
-            accounting::note_work(0, 2 * piece.len() as u64);
-            while !piece.is_empty() {
-                let blob = piece.split_to(piece.len().min(SNAPSHOT_BLOB_BYTES));
-                remaining_bytes = remaining_bytes.saturating_sub(blob.len() as u64);
-                let response =
-                    SnapshotResponse { header: None, remaining_bytes, blob, version: version.clone() };
-                outbound.send(response.encode_to_vec().into()).await?;
+        let sending = async {
+            let version = api::CLUSTER_VERSION.to_owned();
+            while let Some(piece) = made.recv().await {
+                let Piece { mut bytes, remaining_bytes, is_digest, _charge } = piece?;
+                while !bytes.is_empty() {
+                    let blob = bytes.split_to(bytes.len().min(SNAPSHOT_BLOB_BYTES));
+                    let remaining_bytes = remaining_bytes + bytes.len() as u64;
+                    let version = version.clone();
+                    let response = SnapshotResponse { header: None, remaining_bytes, blob, version };
+                    outbound.send(response.encode_to_vec().into()).await?;
+                }
+                if is_digest {
+                    return Ok(());
+                }
             }
-            tokio::task::yield_now().await;
-        }
-        let blob = Bytes::copy_from_slice(&digest.finalize());
-        let response = SnapshotResponse { header: None, remaining_bytes: 0, blob, version };
-        outbound.send(response.encode_to_vec().into()).await?;
+            Err(error::STOPPED)
+        };
+        self.work_long(client, work, sending).await?;
         self.shared.diagnostics.metrics.disk.snapshot_duration.observe_seconds(began.elapsed());
         Ok(())
+    }
+
+    /// Returns the HashKV checksum of all versions of a walk, with their values.
+    async fn hash_versions(&self, client: IpAddr, state: AsOf, walk: HashWalk) -> Result<u32, Status> {
+        let (mut answer, hashed) = oneshot::channel();
+        let work = move |values| async move {
+            if let First::Left(hash) = race(hash_versions(&state, walk, &values), answer.closed()).await {
+                // An error means that the call has ended.
+                let _ = answer.send(hash);
+            }
+        };
+        self.work_long(client, work, hashed).await.unwrap_or(Err(error::STOPPED))
+    }
+
+    /// Runs `work` on the thread for long work, and `caller` on this thread, until `caller` ends. If there is
+    /// no thread for long work, both run on this one.
+    ///
+    /// `work` sends its results to `caller` through a channel, and ends when `caller` was dropped. Its argument
+    /// reads values of the log without waiting for a disk.
+    async fn work_long<T, F: Future<Output = ()> + 'static>(
+        &self,
+        client: IpAddr,
+        work: impl FnOnce(Rc<LogValues>) -> F + Send + 'static,
+        caller: impl Future<Output = T>,
+    ) -> T {
+        let _held = Account::of_turn().map(|account| account.hold(LONG_WORK_BYTES));
+        let Err(work) = self.shared.data.long_work.begin(client, work) else { return caller.await };
+        let working = async {
+            work(self.values.clone()).await;
+            std::future::pending::<Infallible>().await
+        };
+        match race(caller, working).await {
+            First::Left(result) => result,
+            First::Right(never) => match never {},
+        }
     }
 
     pub(super) async fn health_watch(
@@ -301,6 +324,71 @@ fn unwritten(error: &EtcdDatabaseError, state: &AsOf) -> Status {
             Status::with(Code::Internal, format!("mainstay: the snapshot cannot be written: {error}"))
         }
     }
+}
+
+/// A piece of a snapshot on its way from the thread that makes it to the shard that sends it.
+struct Piece {
+    bytes: Bytes,
+    /// Bytes of the database after this piece.
+    remaining_bytes: u64,
+    /// True if the piece is the SHA-256 of the database, which comes last.
+    is_digest: bool,
+    _charge: Option<Charge>,
+}
+
+/// Makes a snapshot piece by piece. Ends early when `pieces` is closed.
+async fn make_snapshot(
+    database: EtcdDatabase,
+    values: Rc<LogValues>,
+    budget: Option<Budget>,
+    pieces: &mpsc::Sender<Result<Piece, Status>>,
+) -> Result<(), Status> {
+    let read = database.state().clone();
+    let failed = |error| unwritten(&error, &read);
+    let mut measuring = database.measure();
+    let plan = loop {
+        if let Some(plan) = measuring.step(&database, MEASURED_PER_SLICE).map_err(&failed)? {
+            break plan;
+        }
+        accounting::note_work(MEASURED_PER_SLICE as u64, 0);
+        tokio::task::yield_now().await;
+        if pieces.is_closed() {
+            return Ok(());
+        }
+    };
+    // Counted as in etcd.
+    let mut remaining_bytes = plan.size_bytes();
+    let mut digest = Sha256::new();
+    let writer = BackendWriter::new(Vec::new(), plan, SNAPSHOT_RELEASE);
+    let writer = writer.map_err(|e| failed(e.into()))?;
+    let mut writing = Some(database.write(writer).map_err(&failed)?);
+    let values = ReadAhead::of(&values);
+    while let Some(mut going) = writing.take() {
+        // The piece is made only when there is room for it, so that a client that takes nothing has at most
+        // two pieces: this one, and the one that is being sent.
+        let Ok(room) = pieces.reserve().await else { return Ok(()) };
+        let portion = made(values.clone(), |values| going.portion(&database, values, SNAPSHOT_SLICE_BYTES));
+        let done = going.write(&database, portion.await.map_err(&failed)?);
+        let done = done.map_err(&failed)?;
+        let bytes = if done {
+            going.into_writer().finish().map_err(|e| failed(e.into()))?
+        } else {
+            let bytes = std::mem::take(going.output());
+            writing = Some(going);
+            bytes
+        };
+        digest.update(&bytes);
+        // The bytes count twice: they were written, and then read again for the digest.
+        accounting::note_work(0, 2 * bytes.len() as u64);
+        remaining_bytes = remaining_bytes.saturating_sub(bytes.len() as u64);
+        let _charge = budget.as_ref().map(|budget| budget.charge(bytes.len()));
+        room.send(Ok(Piece { bytes: bytes.into(), remaining_bytes, is_digest: false, _charge }));
+        tokio::task::yield_now().await;
+    }
+    let bytes = Bytes::copy_from_slice(&digest.finalize());
+    // An error of the channel means that the call has ended.
+    let _ = pieces.send(Ok(Piece { bytes, remaining_bytes: 0, is_digest: true, _charge: None })).await;
+    Ok(())
 }
 
 /// Returns the HashKV checksum of all versions of a walk, with their values.
@@ -358,10 +446,14 @@ pub(super) async fn health_list(_: &mut Call, _: Bytes) -> Result<Answer, Status
 
 #[cfg(test)]
 mod tests {
+    use std::pin::pin;
+    use std::task::{Context, Waker};
+
     use bytes::BytesMut;
-    use machine::Newest;
+    use disk::MemDisk;
+    use machine::{Machine, Newest, Rules};
     use mvcc::{Location, Moment, Store, Value, View};
-    use numbers::LeaseId;
+    use numbers::{ClusterId, Index, LeaseId};
 
     use super::*;
     use crate::services::walk::REPLACED;
@@ -407,6 +499,41 @@ mod tests {
         writer.finish();
         assert_eq!(unwritten(&overtaken, &now(Some(other.publish()))), REPLACED);
         assert_eq!(unwritten(&overtaken, &now(None)), error::COMPACTED);
+    }
+
+    #[test]
+    fn a_snapshot_whose_client_takes_nothing_has_two_pieces() {
+        let mut machine = Machine::new(Rules { learners_max: 1 });
+        for n in 0..4000 {
+            let mut writer = machine.store.begin();
+            writer.put(format!("{n:0100}").as_bytes(), Value::default(), LeaseId::NONE);
+            writer.finish();
+        }
+        let database = EtcdDatabase::new(machine.store.publish(), &machine.head(), SNAPSHOT_RELEASE);
+        let options = log::Options { by_hand: true, ..log::Options::new("/log", ClusterId(1), MemberId(2)) };
+        let disk = Arc::new(MemDisk::new(1));
+        let (log, _) = log::Log::open(options, disk, Index(1), &mut |_| {}, Box::new(|_| {})).expect("opens");
+        let values = Rc::new(LogValues::new(log.values()));
+        let budget = Budget::new(1 << 30);
+        let (pieces, mut made) = mpsc::channel(1);
+        let mut making = pin!(make_snapshot(database, values, Some(budget.clone()), &pieces));
+        let mut poll = |times| {
+            (0..times).all(|_| making.as_mut().poll(&mut Context::from_waker(Waker::noop())).is_pending())
+        };
+        assert!(poll(1000), "it waits for its client");
+        let piece = |made: &mut mpsc::Receiver<Result<Piece, Status>>| {
+            made.try_recv().expect("is made").expect("can be made")
+        };
+        let first = piece(&mut made);
+        assert_eq!(budget.held_bytes(), first.bytes.len(), "one piece is made in advance");
+        assert!(poll(1000), "it waits again");
+        let second = piece(&mut made);
+        assert_eq!(budget.held_bytes(), first.bytes.len() + second.bytes.len());
+        assert!(made.try_recv().is_err() && first.bytes.len() <= 2 * SNAPSHOT_SLICE_BYTES);
+        assert_eq!(first.remaining_bytes, second.remaining_bytes + second.bytes.len() as u64);
+        drop((first, second, made));
+        assert!(!poll(2), "it ends with its call");
+        assert_eq!(budget.held_bytes(), 0);
     }
 
     #[test]

@@ -417,7 +417,7 @@ impl Core {
             );
         }
         let versions = self.machine.store.stats().versions;
-        let done = self.machine.compact_step_through(removable.through, self.options.compaction_batch_limit);
+        let done = self.machine.compact_step_through(removable.through, self.compactions.versions_per_slice);
         let removed = versions.saturating_sub(self.machine.store.stats().versions);
         let sliced = match done {
             true => SliceOutcome::All,
