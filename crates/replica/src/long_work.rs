@@ -5,10 +5,11 @@ use std::future::poll_fn;
 use std::net::IpAddr;
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::atomic::{AtomicUsize, Ordering::Relaxed};
 use std::sync::{Arc, OnceLock};
 use std::task::Poll;
 
-use stdx::Turns;
+use stdx::{Turns, client_network};
 use storage::block_on::block_on;
 use storage::readers::Readers;
 use storage::values::LogValues;
@@ -17,14 +18,36 @@ use tokio::sync::mpsc;
 type Task = Pin<Box<dyn Future<Output = ()>>>;
 
 struct Job {
-    origin: IpAddr,
+    /// Network of the client, as for all that clients share.
+    network: IpAddr,
     begin: Box<dyn FnOnce(Rc<LogValues>) -> Task + Send>,
+}
+
+/// Maximum number of futures that the thread has. Each call may leave one behind when it is cancelled, until
+/// the thread finds that nobody waits for it, and nothing charges these to the client.
+const JOBS_MAX: usize = 1024;
+
+/// One of the [`JOBS_MAX`] futures; frees its place when dropped.
+struct Ticket(Arc<AtomicUsize>);
+
+impl Ticket {
+    /// Returns a ticket, if there is a free place.
+    fn take(jobs: &Arc<AtomicUsize>) -> Option<Ticket> {
+        let ticket = Ticket(Arc::clone(jobs));
+        (jobs.fetch_add(1, Relaxed) < JOBS_MAX).then_some(ticket)
+    }
+}
+
+impl Drop for Ticket {
+    fn drop(&mut self) {
+        self.0.fetch_sub(1, Relaxed);
+    }
 }
 
 /// The thread for work of clients that takes much processor time. It is started by the first such work.
 ///
 /// The work is a future that does some 0.1 ms of it per poll. The thread polls one future at a time, serves
-/// the addresses of clients in turn, and yields the processor after each poll ([`Turns`]).
+/// the networks of clients in turn, and yields the processor after each poll ([`Turns`]).
 ///
 /// The alternative is to do the work in slices on the shard that serves the client. The kernel then sees a
 /// shard that always computes. When such a thread has used up its share of the processor, each thread that
@@ -35,13 +58,15 @@ pub struct LongWork {
     sources: Option<(Arc<Readers>, log::Values)>,
     /// Queue of the thread; `None` if the thread cannot be started.
     jobs: OnceLock<Option<mpsc::UnboundedSender<Job>>>,
+    /// Number of futures that the thread has, those in its queue included.
+    under_way: Arc<AtomicUsize>,
 }
 
 impl LongWork {
     /// Returns a handle that starts the thread when it is needed, and never if there are no sources of values
     /// for it.
     pub fn new(sources: Option<(Arc<Readers>, log::Values)>) -> LongWork {
-        LongWork { sources, jobs: OnceLock::new() }
+        LongWork { sources, jobs: OnceLock::new(), under_way: Arc::default() }
     }
 
     /// Begins to run a future on the thread, for a client with the address `origin`. The future reads values
@@ -50,7 +75,8 @@ impl LongWork {
     ///
     /// # Errors
     ///
-    /// Returns the work if there is no thread. The caller has to do it on its own thread.
+    /// Returns the work if there is no thread, or if the thread has very many futures. The caller has to do the
+    /// work on its own thread.
     pub fn begin<W, F>(&self, origin: IpAddr, work: W) -> Result<(), W>
     where
         W: FnOnce(Rc<LogValues>) -> F + Send + 'static,
@@ -58,17 +84,22 @@ impl LongWork {
     {
         let Some(sources) = &self.sources else { return Err(work) };
         let Some(jobs) = self.jobs.get_or_init(|| start(sources.clone())) else { return Err(work) };
-        let begin: Box<dyn FnOnce(Rc<LogValues>) -> Task + Send> =
-            Box::new(move |values| Box::pin(work(values)));
+        let Some(ticket) = Ticket::take(&self.under_way) else { return Err(work) };
+        let begin: Box<dyn FnOnce(Rc<LogValues>) -> Task + Send> = Box::new(move |values| {
+            let working = work(values);
+            Box::pin(async move {
+                let _ticket = ticket;
+                working.await;
+            })
+        });
         // The thread ends only when this handle is dropped, so it takes the job.
-        let is_sent = jobs.send(Job { origin, begin }).is_ok();
+        let is_sent = jobs.send(Job { network: client_network(origin), begin }).is_ok();
         debug_assert!(is_sent, "the thread runs as long as it can be given work");
         Ok(())
     }
 }
 
-/// Starts the thread, which ends when the sender is dropped. The queue is unbounded, because it holds one job
-/// per open call.
+/// Starts the thread, which ends when the sender is dropped. The queue needs no bound: [`JOBS_MAX`] is one.
 fn start((readers, log): (Arc<Readers>, log::Values)) -> Option<mpsc::UnboundedSender<Job>> {
     let (jobs, queue) = mpsc::unbounded_channel();
     let thread = std::thread::Builder::new().name("long-work".to_owned());
@@ -84,7 +115,7 @@ async fn serve(mut queue: mpsc::UnboundedReceiver<Job>, values: Rc<LogValues>) {
         loop {
             loop {
                 match queue.poll_recv(cx) {
-                    Poll::Ready(Some(Job { origin, begin })) => turns.add(origin, begin(values.clone())),
+                    Poll::Ready(Some(Job { network, begin })) => turns.add(network, begin(values.clone())),
                     Poll::Ready(None) => return Poll::Ready(()),
                     Poll::Pending => break,
                 }
@@ -175,6 +206,32 @@ mod tests {
         go.send(()).expect("the thread waits");
         let order: Vec<u8> = receiver.iter().collect();
         assert_eq!(order, [1, 2, 1, 2, 1, 1, 1, 1], "{order:?}");
+    }
+
+    #[test]
+    fn the_thread_has_a_bounded_number_of_futures() {
+        let work = LongWork::new(sources());
+        let (go, gate) = channel::<()>();
+        let (done, finished) = channel::<()>();
+        let waits = move |_: Rc<LogValues>| {
+            gate.recv().expect("the test opens the gate");
+            async {}
+        };
+        assert!(work.begin(CLIENT, waits).is_ok());
+        for _ in 1..JOBS_MAX {
+            let done = done.clone();
+            assert!(work.begin(CLIENT, move |_| async move { drop(done) }).is_ok());
+        }
+        drop(done);
+        assert!(work.begin(CLIENT, |_| async {}).is_err(), "the caller has to do it");
+        go.send(()).expect("the thread waits");
+        assert!(finished.recv().is_err(), "all others ran");
+        // A future drops its ticket last, so the thread may still be about to do that.
+        let deadline = std::time::Instant::now() + testkit::TIMEOUT;
+        while work.begin(CLIENT, |_| async {}).is_err() {
+            assert!(std::time::Instant::now() < deadline);
+            thread::yield_now();
+        }
     }
 
     #[test]

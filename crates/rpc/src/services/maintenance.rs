@@ -268,10 +268,14 @@ impl Services {
     async fn hash_versions(&self, client: IpAddr, state: AsOf, walk: HashWalk) -> Result<u32, Status> {
         let (mut answer, hashed) = oneshot::channel();
         let work = move |values| async move {
-            if let First::Left(hash) = race(hash_versions(&state, walk, &values), answer.closed()).await {
-                // An error means that the call has ended.
-                let _ = answer.send(hash);
-            }
+            // Whether the call has ended is asked first, because work of many such calls may be queued.
+            let First::Right(hash) = race(answer.closed(), hash_versions(&state, walk, &values)).await else {
+                return;
+            };
+            // Released before the answer, because the client may compact next and expect that versions go.
+            drop(state);
+            // An error means that the call has ended.
+            let _ = answer.send(hash);
         };
         self.work_long(client, work, hashed).await.unwrap_or(Err(error::STOPPED))
     }
@@ -347,14 +351,15 @@ async fn make_snapshot(
     let failed = |error| unwritten(&error, &read);
     let mut measuring = database.measure();
     let plan = loop {
+        // Work of many calls that have ended may be queued.
+        if pieces.is_closed() {
+            return Ok(());
+        }
         if let Some(plan) = measuring.step(&database, MEASURED_PER_SLICE).map_err(&failed)? {
             break plan;
         }
         accounting::note_work(MEASURED_PER_SLICE as u64, 0);
         tokio::task::yield_now().await;
-        if pieces.is_closed() {
-            return Ok(());
-        }
     };
     // Counted as in etcd.
     let mut remaining_bytes = plan.size_bytes();
@@ -368,7 +373,8 @@ async fn make_snapshot(
         // two pieces: this one, and the one that is being sent.
         let Ok(room) = pieces.reserve().await else { return Ok(()) };
         let portion = made(values.clone(), |values| going.portion(&database, values, SNAPSHOT_SLICE_BYTES));
-        let done = going.write(&database, portion.await.map_err(&failed)?);
+        let First::Right(portion) = race(pieces.closed(), portion).await else { return Ok(()) };
+        let done = going.write(&database, portion.map_err(&failed)?);
         let done = done.map_err(&failed)?;
         let bytes = if done {
             going.into_writer().finish().map_err(|e| failed(e.into()))?
@@ -385,6 +391,9 @@ async fn make_snapshot(
         room.send(Ok(Piece { bytes: bytes.into(), remaining_bytes, is_digest: false, _charge }));
         tokio::task::yield_now().await;
     }
+    // Released before the end of the snapshot, because the client may compact next and expect that versions
+    // go.
+    drop((database, read));
     let bytes = Bytes::copy_from_slice(&digest.finalize());
     // An error of the channel means that the call has ended.
     let _ = pieces.send(Ok(Piece { bytes, remaining_bytes: 0, is_digest: true, _charge: None })).await;

@@ -187,7 +187,7 @@ impl<R: Requests, W: Responses> Drive<R, W> {
         let has_fetched = stream.poll_fetched(cx).is_ready();
         if !sent_all {
             stream.give_up_claim();
-            stream.pause_pace();
+            hub.pause_reading(&stream);
         } else if has_fetched && stream.may_read() {
             stream.ask_for_room(|| self.responses.room());
             let has_room = match self.responses.poll_room(cx) {
@@ -199,7 +199,7 @@ impl<R: Requests, W: Responses> Drive<R, W> {
                 // The stream reads one slice per turn, and the other streams read theirs in between.
                 hub.read_later(&stream);
             } else {
-                stream.pause_pace();
+                hub.pause_reading(&stream);
             }
         }
         if again && sent_all {

@@ -101,6 +101,11 @@ impl Claim {
         self.waiting.borrow_mut().push(Rc::clone(stream));
     }
 
+    /// Returns true if any stream waits for the response.
+    pub fn is_awaited(&self) -> bool {
+        !self.waiting.borrow().is_empty()
+    }
+
     /// Removes and returns the waiting streams.
     pub fn take_waiting(&self) -> Vec<Rc<Stream>> {
         self.waiting.take()

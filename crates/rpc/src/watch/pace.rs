@@ -8,8 +8,9 @@ use numbers::Revision;
 /// A turn of the shard reads little history, so that nobody waits for it. But every revision that is published
 /// meanwhile is one more to read. So a slice contains at least twice as many revisions as were published since
 /// the slice before, and a stream that would fall behind otherwise reads in this turn, however much other
-/// streams have read. What is published while the stream waits for its client does not count, because a
-/// longer slice would be of no use to it.
+/// streams have read. What is published while the stream waits for its client counts half, so that the next
+/// slice makes up for it once, and not at all if twice the slice is published until the client has taken it:
+/// such a client cannot catch up, and longer slices would only wait in memory.
 ///
 /// # Example
 ///
@@ -23,14 +24,14 @@ use numbers::Revision;
 /// ```
 #[derive(Clone, Copy)]
 pub(super) struct Pace {
-    /// Newest revision that was published when the limits of the last slice were set, or later, when the
-    /// client could take more again.
+    /// Newest revision that was published when the limits of the last slice were set, raised by what does not
+    /// count of that published since.
     seen: Revision,
-    /// Newest revision that was published when the limits of the slice that is being read were set. It takes
-    /// some turns if values have to be fetched, or if it is a revision of many changes.
+    /// The same for the slice that is being read. That takes some turns if values have to be fetched, or if
+    /// it is a revision of many changes.
     begun: Revision,
-    /// True while the stream waits for its client.
-    is_paused: bool,
+    /// Newest revision that was published when the stream began to wait for its client, if it waits.
+    paused_at: Option<Revision>,
     /// Number of revisions in the last slice.
     advanced: usize,
     /// Number of groups of watches that read one after the other.
@@ -43,18 +44,26 @@ const FIRST_SLICE: usize = 128;
 impl Pace {
     /// Returns the pace of a stream that begins to wait for its first slice.
     pub fn new(current: Revision) -> Pace {
-        Pace { seen: current, begun: current, is_paused: false, advanced: FIRST_SLICE, groups: 1 }
+        Pace { seen: current, begun: current, paused_at: None, advanced: FIRST_SLICE, groups: 1 }
     }
 
-    /// Returns the pace of a stream that waits for its client.
-    pub fn paused(self) -> Pace {
-        Pace { is_paused: true, ..self }
+    /// Returns true if the stream waits for its client.
+    pub fn is_paused(self) -> bool {
+        self.paused_at.is_some()
+    }
+
+    /// Returns the pace of a stream that begins to wait for its client.
+    pub fn paused(self, current: Revision) -> Pace {
+        Pace { paused_at: Some(current), ..self }
     }
 
     /// Returns the pace of a stream whose client can take more.
     pub fn resumed(self, current: Revision) -> Pace {
-        let (seen, begun) = if self.is_paused { (current, current) } else { (self.seen, self.begun) };
-        Pace { seen, begun, is_paused: false, ..self }
+        let Some(paused_at) = self.paused_at else { return self };
+        let published = (current.0 - paused_at.0).max(0);
+        let counted = if (published as usize) < 2 * self.advanced { published / 2 } else { 0 };
+        let left_out = published - counted;
+        Pace { seen: self.seen + left_out, begun: self.begun + left_out, paused_at: None, ..self }
     }
 
     /// Returns the pace when the limits of a slice are set.
@@ -73,11 +82,10 @@ impl Pace {
         published.saturating_mul(2).saturating_mul(self.groups)
     }
 
-    /// Returns true if the stream would fall behind if it continued to read slices like the last one, each
-    /// after as many published revisions as now.
-    pub fn is_too_slow(self, current: Revision) -> bool {
-        let needed = self.revisions_min(current);
-        needed > 0 && needed >= self.advanced
+    /// Returns the published revision from which on the stream falls behind if it goes on to read slices like
+    /// the last one: it then has to read at once.
+    pub fn due(self) -> Revision {
+        self.seen + self.advanced.div_ceil(2 * self.groups).max(1) as i64
     }
 }
 
@@ -91,10 +99,12 @@ mod tests {
 
     #[test]
     fn a_slice_has_twice_what_was_published_since_the_one_before() {
-        let at = |pace: Pace, at| (pace.revisions_min(Revision(at)), pace.is_too_slow(Revision(at)));
+        let at = |pace: Pace, at| (pace.revisions_min(Revision(at)), Revision(at) >= pace.due());
         assert_eq!(at(pace(230, 1), 50_000), (0, false));
         assert_eq!(at(pace(230, 1), 50_090), (180, false));
-        assert_eq!(at(pace(230, 1), 50_150), (300, true));
+        assert_eq!(at(pace(230, 1), 50_114), (228, false));
+        assert_eq!(at(pace(230, 1), 50_115), (230, true));
+        assert_eq!(at(pace(1, 1), 50_001), (2, true));
         // Three groups of watches take turns.
         assert_eq!(at(pace(230, 3), 50_050), (300, true));
         // A state without the newest changes, because users have to be checked first, is none to fall behind.
@@ -102,15 +112,18 @@ mod tests {
     }
 
     #[test]
-    fn what_is_published_while_the_client_is_waited_for_does_not_count() {
+    fn what_is_published_while_the_client_is_waited_for_counts_half_or_not_at_all() {
+        let at = |pace: Pace, at| pace.revisions_min(Revision(at));
         let resumed = pace(230, 1).resumed(Revision(50_100));
-        assert_eq!(resumed.revisions_min(Revision(50_100)), 200);
-        let resumed = pace(230, 1).paused().resumed(Revision(50_100));
-        assert_eq!(resumed.revisions_min(Revision(50_110)), 20);
-        // What is published while values are fetched counts, but not while the client is waited for besides.
+        assert_eq!(at(resumed, 50_100), 200);
+        let resumed = pace(230, 1).paused(Revision(50_003)).resumed(Revision(50_103));
+        assert_eq!(at(resumed, 50_113), 2 * 3 + 100 + 2 * 10);
+        let resumed = pace(230, 1).paused(Revision(50_003)).resumed(Revision(50_463));
+        assert_eq!(at(resumed, 50_473), 2 * 3 + 2 * 10);
+        // What is published while values are fetched counts.
         let fetched = pace(230, 1).at_slice(Revision(50_200));
-        assert_eq!(fetched.after_slice(10, 1).revisions_min(Revision(50_300)), 200);
-        let fetched = fetched.paused().resumed(Revision(50_290));
-        assert_eq!(fetched.after_slice(10, 1).revisions_min(Revision(50_300)), 20);
+        assert_eq!(at(fetched.after_slice(10, 1), 50_300), 200);
+        let fetched = fetched.paused(Revision(50_250)).resumed(Revision(50_290));
+        assert_eq!(at(fetched.after_slice(10, 1), 50_300), 2 * 50 + 40 + 2 * 10);
     }
 }

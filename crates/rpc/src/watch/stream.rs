@@ -204,6 +204,10 @@ pub(super) enum Class {
 /// Position of a stream in the queue: its class, and its number in that class.
 pub(super) type Place = (Class, u64);
 
+/// Position of a stream in the order in which streams fall behind: the published revision from which on it
+/// does ([`Pace::due`]), and its place in the queue.
+pub(super) type Due = (Revision, Place);
+
 /// Key of an unsynced watch: ordered by the revision that the watch reads next.
 #[derive(Clone, Copy, PartialEq, Eq, PartialOrd, Ord)]
 struct ReadsNext {
@@ -253,6 +257,8 @@ pub(super) struct Rare {
     pub ahead: RefCell<BTreeMap<Revision, usize>>,
     /// Position in the queue of streams that wait to read history, if the stream waits.
     pub place: Cell<Option<Place>>,
+    /// Position among those that fall behind, if the stream waits and its client can take more.
+    pub due: Cell<Option<Due>>,
     /// True while this stream waits for a response that another stream is making.
     pub waits_for_another: Cell<bool>,
     /// Unsynced watches, ordered by the revision that they read next.
@@ -425,9 +431,9 @@ impl Stream {
     /// response that another stream has made, which take memory until the stream's turn, or if other streams
     /// wait for a response that it makes.
     pub fn goes_on_without_room(&self) -> bool {
-        let has_claim = |long: &Long| long.claim.is_some();
+        let is_awaited = |long: &Long| long.claim.as_ref().is_some_and(|claim| claim.is_awaited());
         let Some(rare) = self.rare_if_any() else { return false };
-        self.class() == Class::Laden || rare.long.borrow().as_ref().is_some_and(has_claim)
+        self.class() == Class::Laden || rare.long.borrow().as_ref().is_some_and(is_awaited)
     }
 
     /// Returns how fast the stream reads history, if it does.
@@ -444,10 +450,10 @@ impl Stream {
         self.rare().pace.set(Some(pace));
     }
 
-    /// Records that the stream waits for its client.
-    pub fn pause_pace(&self) {
-        if let Some(rare) = self.rare_if_any() {
-            rare.pace.set(rare.pace.get().map(Pace::paused));
+    /// Records that the stream waits for its client, if it reads history and did not wait before.
+    pub fn pause_pace(&self, current: impl FnOnce() -> Revision) {
+        if let Some(pace) = self.pace().filter(|pace| !pace.is_paused()) {
+            self.rare().pace.set(Some(pace.paused(current())));
         }
     }
 
@@ -462,11 +468,6 @@ impl Stream {
         let rare = self.rare();
         let groups = rare.unsynced.borrow().len().div_ceil(group.max(1)).max(1);
         rare.pace.set(rare.pace.get().map(|pace| pace.after_slice(revisions, groups)));
-    }
-
-    /// Returns true if the stream falls behind what is published; see [`Pace::is_too_slow`].
-    pub fn is_too_slow(&self, current: Revision) -> bool {
-        self.pace().is_some_and(|pace| pace.is_too_slow(current))
     }
 
     fn waits_for_another(&self) -> bool {
@@ -751,10 +752,11 @@ impl Stream {
 
     /// Returns the limits of the stream's next slice: `limits`, or those of the slice before, if values were
     /// fetched for that. With more, further values would be missing, and with less, some would be fetched in
-    /// vain. `current` is the newest revision, for which `limits` are.
-    pub fn limits_of_slice(&self, limits: SliceLimits, current: Revision) -> SliceLimits {
+    /// vain. The slice begins at `from`, and `current` is the newest revision.
+    pub fn limits_of_slice(&self, limits: SliceLimits, from: Revision, current: Revision) -> SliceLimits {
         let rare = self.rare();
-        let before = rare.fetching_limits.get().filter(|_| rare.fetched_bytes.get() > 0);
+        let is_same = rare.fetched_bytes.get() > 0 && rare.fetching_from.get() == from;
+        let before = rare.fetching_limits.get().filter(|_| is_same);
         if before.is_none() {
             self.note_limits(current);
         }

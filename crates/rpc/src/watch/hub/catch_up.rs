@@ -54,7 +54,7 @@ impl Hub {
         while let Some(portion) = left {
             let next = match enough {
                 Some(_) => self.readers.borrow_mut().pop(),
-                None => self.readers.borrow_mut().pop_urgent(|stream| stream.is_too_slow(current)),
+                None => self.readers.borrow_mut().pop_due(current),
             };
             let Some(stream) = next else { break };
             none_reads = false;
@@ -80,9 +80,20 @@ impl Hub {
 
     /// Queues a stream to read history in its turn.
     pub(in crate::watch) fn read_later(&self, stream: &Rc<Stream>) {
-        stream.resume_pace(|| self.shared.state.load().view.snapshot().current_revision());
+        stream.resume_pace(|| self.published());
         self.readers.borrow_mut().enter(stream);
         self.go_on_later();
+    }
+
+    /// Records that a stream waits for its client, and not for its turn to read history.
+    pub(in crate::watch) fn pause_reading(&self, stream: &Stream) {
+        stream.pause_pace(|| self.published());
+        self.readers.borrow_mut().pause(stream);
+    }
+
+    /// Returns the newest published revision.
+    fn published(&self) -> Revision {
+        self.shared.state.load().view.snapshot().current_revision()
     }
 
     /// Makes a synced watch unsynced, to read the undelivered changes from `next` on as history. A hold keeps
@@ -170,7 +181,7 @@ impl Hub {
             revisions_min: stream.pace().map_or(0, |pace| pace.revisions_min(current)),
             room: stream.room(),
         };
-        let limits = stream.limits_of_slice(limits, current);
+        let limits = stream.limits_of_slice(limits, from, current);
         let mut values = stream.attempt(from, || Attempt::new(self.values.clone()));
         // Makes the attempt look for values in memory again before it fetches them: values that were written
         // since the last slice are usually in the page cache.
@@ -316,7 +327,8 @@ impl Hub {
         }
         let mut values = stream.attempt(revision, || Attempt::new(self.values.clone()));
         values.ask_again();
-        let portion = if stream.is_too_slow(current) { portion } else { portion.min(LONG_HISTORY) };
+        let falls_behind = stream.pace().is_some_and(|pace| pace.due() <= current);
+        let portion = if falls_behind { portion } else { portion.min(LONG_HISTORY) };
         let bytes_max = portion.bytes.min(SLICE_BYTES_MAX);
         let turn = match long.read(snapshot, &values, portion, bytes_max, self.fragment_bytes_max()) {
             Ok(turn) => turn,

@@ -1,9 +1,11 @@
 //! Orders the streams that wait for their turn to read history.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::rc::Rc;
 
-use crate::watch::stream::{Class, Place, Stream};
+use numbers::Revision;
+
+use crate::watch::stream::{Class, Due, Place, Stream};
 
 /// Streams that wait for their turn to read history, ordered by [`Class`].
 ///
@@ -13,6 +15,9 @@ use crate::watch::stream::{Class, Place, Stream};
 #[derive(Default)]
 pub(super) struct Line {
     classes: [BTreeMap<u64, Rc<Stream>>; 3],
+    /// The streams that wait, in the order in which they fall behind, without those that wait for their
+    /// client.
+    due: BTreeSet<Due>,
     numbers: u64,
     /// Number of consecutive turns that streams of class [`Class::Laden`] have had since the last turn of
     /// another stream.
@@ -27,19 +32,17 @@ pub(super) struct Line {
 /// could otherwise keep all other streams waiting.
 const LADEN_MAX: usize = 16;
 
-/// Maximum number of streams among which an urgent one is searched.
-const SEARCHED_MAX: usize = 256;
-
 impl Line {
     /// Adds a stream at the end of its class. A stream that waits already changes its class if that lets it
     /// read sooner.
     pub fn enter(&mut self, stream: &Rc<Stream>) {
         let class = stream.class();
-        if let Some((before, number)) = stream.rare_if_any().and_then(|rare| rare.place.get()) {
-            if before <= class {
+        if let Some(place) = stream.rare_if_any().and_then(|rare| rare.place.get()) {
+            if place.0 <= class {
+                self.set_due(stream, stream.pace().map(|pace| (pace.due(), place)));
                 return;
             }
-            self.class(before).remove(&number);
+            self.remove(place);
         }
         self.numbers += 1;
         self.put(stream, (class, self.numbers));
@@ -62,29 +65,49 @@ impl Line {
         } else {
             Class::Other
         };
-        let (_, stream) = self.class(class).pop_first()?;
+        let number = *self.class(class).first_key_value()?.0;
         if class == Class::Laden {
             self.laden_since += 1;
         } else {
             self.laden_since = 0;
             self.held_was_last = class == Class::Held;
         }
-        stream.rare().place.set(None);
-        Some(stream)
+        self.remove((class, number))
     }
 
-    /// Removes and returns the first of the next [`SEARCHED_MAX`] streams that `is_urgent`, whatever its class.
-    pub fn pop_urgent(&mut self, is_urgent: impl Fn(&Stream) -> bool) -> Option<Rc<Stream>> {
-        let all = self.classes.iter_mut().flat_map(|class| class.iter());
-        let found = all.take(SEARCHED_MAX).find(|(_, stream)| is_urgent(stream));
-        let (class, number) = found.and_then(|(_, stream)| stream.rare().place.take())?;
-        self.class(class).remove(&number)
+    /// Removes and returns the stream that falls behind most urgently, whatever its class, if any falls behind
+    /// now that this revision is published.
+    pub fn pop_due(&mut self, current: Revision) -> Option<Rc<Stream>> {
+        let (due, place) = *self.due.first()?;
+        if due <= current { self.remove(place) } else { None }
+    }
+
+    /// Does not count a stream that waits as one that falls behind, because it waits for its client.
+    pub fn pause(&mut self, stream: &Stream) {
+        self.set_due(stream, None);
     }
 
     fn put(&mut self, stream: &Rc<Stream>, place: Place) {
         stream.rare().place.set(Some(place));
         let replaced = self.class(place.0).insert(place.1, Rc::clone(stream));
         assert!(replaced.is_none(), "a place in line is one stream's");
+        self.set_due(stream, stream.pace().map(|pace| (pace.due(), place)));
+    }
+
+    fn remove(&mut self, (class, number): Place) -> Option<Rc<Stream>> {
+        let stream = self.class(class).remove(&number)?;
+        stream.rare().place.set(None);
+        self.set_due(&stream, None);
+        Some(stream)
+    }
+
+    fn set_due(&mut self, stream: &Stream, due: Option<Due>) {
+        let Some(rare) = stream.rare_if_any() else { return };
+        let before = rare.due.replace(due);
+        if before != due {
+            before.map(|before| self.due.remove(&before));
+            self.due.extend(due);
+        }
     }
 
     fn class(&mut self, class: Class) -> &mut BTreeMap<u64, Rc<Stream>> {

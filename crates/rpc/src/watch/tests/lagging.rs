@@ -351,3 +351,61 @@ fn many_watches_of_a_stream_read_slices_that_are_worth_the_search_for_them() {
     assert_eq!(events, CHANGES);
     assert!(turns <= CHANGES / WATCHES + 10, "{turns} turns");
 }
+
+/// The client takes 80 KiB in a turn; 50 KiB are written in a turn.
+#[test]
+fn a_client_that_takes_more_than_is_written_catches_up() {
+    const PER_TURN: usize = 50;
+    const TURNS: usize = 40;
+    let mut world = World::new(1 << 20, HOUR);
+    (0..TURNS * PER_TURN).for_each(|_| world.put("k", VALUE_BYTES));
+    world.advance();
+    let mut clients = [world.client(MANY)];
+    clients[0].pipe.backlog.set(Some(0));
+    clients[0].create(from_the_beginning());
+    while clients[0].step() {}
+    let (mut turn, mut told) = (0, 0);
+    while world.gauges().2 > 0 {
+        (0..PER_TURN).for_each(|_| world.put("k", VALUE_BYTES));
+        world.publish();
+        world.hub.advance();
+        clients[0].pipe.take(80 << 10);
+        round(&world, &mut clients);
+        turn += 1;
+        told += revisions(&clients[0].received()).len();
+        assert!(turn < 20 * TURNS, "{told} of {} in {turn} turns", (TURNS + turn) * PER_TURN);
+    }
+}
+
+/// 100 others that are behind use up the turns; the client takes 1.5 times what is written.
+#[test]
+fn a_client_that_takes_more_than_is_written_catches_up_beside_others() {
+    const PER_TURN: usize = 5;
+    const TURNS: usize = 100;
+    let mut world = World::new(1 << 20, HOUR);
+    (0..400_000).for_each(|_| world.put("other", 1));
+    let first = world.hub.revision().0;
+    world.advance();
+    let first = world.hub.revision().0.max(first) + 1;
+    (0..TURNS * PER_TURN).for_each(|_| world.put("k", VALUE_BYTES));
+    world.advance();
+    let mut clients: Vec<_> = (0..100).map(|_| world.client(MANY)).collect();
+    for client in &clients {
+        client.create(WatchCreateRequest { start_revision: 2, ..watch("none", "") });
+    }
+    clients.push(world.client(MANY));
+    clients[100].pipe.backlog.set(Some(0));
+    clients[100].create(WatchCreateRequest { start_revision: first, ..watch("k", "") });
+    clients.iter_mut().for_each(|client| while client.step() {});
+    let (mut turn, mut told) = (0, 0);
+    while told < (TURNS + turn) * PER_TURN {
+        (0..PER_TURN).for_each(|_| world.put("k", VALUE_BYTES));
+        world.publish();
+        world.hub.advance();
+        clients[100].pipe.take(PER_TURN * VALUE_BYTES * 3 / 2);
+        round(&world, &mut clients);
+        turn += 1;
+        told += revisions(&clients[100].received()).len();
+        assert!(turn < 10 * TURNS, "{told} of {} in {turn} turns", (TURNS + turn) * PER_TURN);
+    }
+}

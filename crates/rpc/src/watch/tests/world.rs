@@ -312,6 +312,8 @@ pub struct Pipe {
     pub window: Cell<Option<usize>>,
     /// Maximum number of bytes of the window that leave in the stream's next turns.
     pub soon_max: Cell<Option<usize>>,
+    /// Bytes that wait at the connection, which are sent with [`Pipe::take`]; `None` if none ever wait.
+    pub backlog: Cell<Option<usize>>,
     pub responses: RefCell<VecDeque<Bytes>>,
     /// Number of short responses in each call that offered several together.
     pub together: RefCell<Vec<usize>>,
@@ -328,8 +330,21 @@ impl Pipe {
 
     /// Returns the number of bytes that the client can take now.
     fn room(&self) -> Room {
+        if let Some(backlog) = self.backlog.get() {
+            let of = |max: usize| max.saturating_sub(backlog);
+            return Room { soon: of(64 << 10), most: of(512 << 10) };
+        }
         let most = self.window.get().unwrap_or(usize::MAX);
         Room { soon: self.soon_max.get().map_or(most, |soon| soon.min(most)), most }
+    }
+
+    /// Lets the connection send this many of the bytes that wait.
+    pub fn take(&self, bytes: usize) {
+        let left = self.backlog.get().unwrap_or(0).saturating_sub(bytes);
+        self.backlog.set(Some(left));
+        if left == 0 {
+            self.wake_server();
+        }
     }
 
     /// Sends a request.
@@ -384,7 +399,7 @@ impl Responses for Responder {
     }
 
     fn poll_ready(&mut self, cx: &mut Context<'_>) -> Poll<Result<(), Status>> {
-        if self.0.credit.get() > 0 {
+        if self.0.credit.get() > 0 && self.0.backlog.get().is_none_or(|backlog| backlog < 512 << 10) {
             return Poll::Ready(Ok(()));
         }
         self.0.server.replace(Some(cx.waker().clone()));
@@ -395,6 +410,7 @@ impl Responses for Responder {
         let credit = self.0.credit.get();
         assert!(credit > 0, "sent without asking for room");
         self.0.credit.set(credit - 1);
+        self.0.backlog.set(self.0.backlog.get().map(|backlog| backlog + message.len()));
         self.0.window.set(self.0.window.get().map(|window| window.saturating_sub(message.len())));
         self.0.responses.borrow_mut().push_back(message);
         if let Some(waker) = self.0.reader.take() {
