@@ -30,7 +30,7 @@ use telemetry::callers::Caller;
 use telemetry::tracing::{OpenSpan, Within};
 
 /// Maximum bytes of responses in the queue of a stream. A watch whose next response does not fit becomes
-/// unsynced. A single larger response fits if hardly anything is queued ([`FEW_BYTES`]).
+/// unsynced. A single larger response fits if hardly anything is queued.
 pub const QUEUE_BYTES_MAX: usize = 1 << 20;
 /// Bytes of queued responses beside which a stream still reads history: events for its synced watches may
 /// arrive in every turn.
@@ -307,8 +307,8 @@ pub(super) struct Stream {
     pub wants_ticks: Cell<bool>,
     queue: RefCell<VecDeque<Queued>>,
     /// Bytes of the queued responses: at most [`QUEUE_BYTES_MAX`], or [`FEW_BYTES`] and the length of a single
-    /// larger response, plus responses without events, which are short. A `u32` suffices, because the length of a gRPC message
-    /// fits into 32 bits.
+    /// larger response, plus responses without events, which are short. A `u32` suffices, because the length
+    /// of a gRPC message fits into 32 bits.
     queued_bytes: Cell<u32>,
     waker: Cell<Option<Waker>>,
     /// Boxed and created only when needed, because most streams do not need it.
