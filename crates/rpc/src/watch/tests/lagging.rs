@@ -2,7 +2,7 @@
 
 use api::etcdserverpb::{WatchCreateRequest, WatchResponse};
 
-use super::world::{Client, World, settle, watch};
+use super::world::{World, round, settle, watch};
 use super::{HOUR, MANY, keys_of, put_and_delete};
 
 const VALUE_BYTES: usize = 1000;
@@ -23,15 +23,6 @@ fn from_the_beginning() -> WatchCreateRequest {
 fn revisions(responses: &[WatchResponse]) -> Vec<i64> {
     let events = responses.iter().flat_map(|response| &response.events);
     events.filter_map(|event| event.kv.as_ref()).map(|kv| kv.mod_revision).collect()
-}
-
-/// Runs everything that is woken once; see `turns::round`.
-fn round(world: &World, clients: &mut [Client]) -> bool {
-    let mut more = world.work();
-    for client in clients {
-        more |= client.step();
-    }
-    more
 }
 
 #[test]

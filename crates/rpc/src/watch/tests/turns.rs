@@ -4,18 +4,8 @@ use api::etcdserverpb::WatchCreateRequest;
 use api::mvccpb::KeyValue;
 use numbers::Revision;
 
-use super::world::{Client, World, settle, watch};
+use super::world::{Client, World, round, settle, watch};
 use super::{HOUR, MANY, keys_of, lines};
-
-/// Runs one iteration of the shard's event loop between two checks of its sockets: every woken task has one
-/// turn. Returns true if there is more work.
-fn round(world: &World, clients: &mut [Client]) -> bool {
-    let mut more = world.work();
-    for client in clients {
-        more |= client.step();
-    }
-    more
-}
 
 #[test]
 fn streams_that_are_behind_take_turns() {

@@ -522,6 +522,16 @@ impl Client {
     }
 }
 
+/// Runs one iteration of the shard's event loop between two checks of its sockets: every woken task has one
+/// turn. Returns true if there is more work.
+pub fn round(world: &World, clients: &mut [Client]) -> bool {
+    let mut more = world.work();
+    for client in clients {
+        more |= client.step();
+    }
+    more
+}
+
 /// Returns a request to watch one key, or a range.
 pub fn watch(key: &str, range_end: &str) -> WatchCreateRequest {
     WatchCreateRequest {
