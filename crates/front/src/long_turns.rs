@@ -8,6 +8,7 @@ use std::collections::VecDeque;
 use std::future::poll_fn;
 use std::rc::Rc;
 use std::task::{Context, Poll, Waker};
+use std::time::{Duration, Instant};
 
 /// Limit for the work of a long turn, in bytes of answers produced or written, after which other connections
 /// run: about 0.1 ms.
@@ -29,6 +30,43 @@ pub(crate) struct LongTurns {
     keeper: RefCell<Option<Waker>>,
     /// True if each connection may have long turns without queueing.
     is_open: bool,
+    yields: Yields,
+}
+
+/// Duration of a yield that is too long.
+const YIELD_MAX: Duration = Duration::from_millis(2);
+/// Number of long turns after which the shard does not yield the processor, once a yield was too long.
+const YIELD_PAUSE: u32 = 256;
+
+/// Decides whether a shard yields the processor (`std::thread::yield_now`) after a long turn.
+///
+/// While a connection has one long turn after the other, as for a long list, its shard never sleeps. Threads
+/// that are woken meanwhile, such as the core, other shards and clients on this machine, then wait for a tick
+/// of the kernel, which may be 4 ms, and the shard itself waits as long once its share of the processor is
+/// used up. A yield lets them run at once. But a thread of another program that only computes would take
+/// milliseconds at each yield, and most of the processor. So after a yield that took long, there is none for
+/// a while.
+#[derive(Default)]
+struct Yields {
+    /// Number of long turns after which there is no yield.
+    pause: Cell<u32>,
+}
+
+impl Yields {
+    /// Called after a long turn. `give_way` yields the processor, and returns how long that took.
+    fn after_long_turn(&self, give_way: impl FnOnce() -> Duration) {
+        match self.pause.get() {
+            0 if give_way() > YIELD_MAX => self.pause.set(YIELD_PAUSE),
+            left => self.pause.set(left.saturating_sub(1)),
+        }
+    }
+}
+
+/// Yields the processor to other threads; returns how long that took.
+fn give_way() -> Duration {
+    let began = Instant::now();
+    std::thread::yield_now();
+    began.elapsed()
 }
 
 /// Entry of one waiting connection.
@@ -71,6 +109,7 @@ impl LongTurns {
             // `yield_now` resumes only after the runtime has polled the network and has run the tasks that
             // this poll woke.
             tokio::task::yield_now().await;
+            self.yields.after_long_turn(give_way);
             match self.pop() {
                 Some(entry) => {
                     entry.is_through.set(true);
@@ -141,6 +180,23 @@ mod tests {
 
     fn is_through(turns: &LongTurns, ticket: &mut Ticket) -> bool {
         ticket.poll(turns, &Context::from_waker(Waker::noop())).is_ready()
+    }
+
+    #[test]
+    fn after_a_long_yield_there_is_none_for_a_while() {
+        let (yields, count) = (Yields::default(), Cell::new(0));
+        let turns = |turns, took| {
+            for _ in 0..turns {
+                yields.after_long_turn(|| {
+                    count.set(count.get() + 1);
+                    took
+                });
+            }
+            count.take()
+        };
+        assert_eq!(turns(1000, YIELD_MAX), 1000);
+        assert_eq!(turns(1 + YIELD_PAUSE, YIELD_MAX * 2), 1);
+        assert_eq!(turns(10, YIELD_MAX), 10);
     }
 
     #[test]
