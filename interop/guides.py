@@ -286,7 +286,8 @@ def commands(text):
 
 
 def source_of(program):
-    """The text of a program of this repository that a command begins with, or None."""
+    """The text of a program of this repository that a command begins with, and of the modules that it imports and that are no
+    programs themselves, or None."""
     if program in ("interop", "./interop", "/tmp/interop"):
         return "".join(read(path) for path in glob.glob(os.path.join(ROOT, "interop/go/**/*.go"), recursive=True))
     if program in ("./systems", "interop/systems"):
@@ -295,8 +296,16 @@ def source_of(program):
         if re.fullmatch(r"(\./)?(interop/|fuzz/|packaging/|\.ci/)?[\w./-]+(\.py|\.sh|/run|/build|try-deb)", program):
             path = os.path.join(ROOT, path)
             if os.path.isfile(path):
-                return read(path)
+                return read(path) + "".join(modules_of(path))
     return "" if re.match(r"(\./|interop/)[\w-]+\.(py|sh)$", program) else None
+
+
+def modules_of(path):
+    """The texts of the modules beside a Python program that it imports and that cannot be run."""
+    for name in re.findall(r"^(?:import|from) (\w+)", read(path), re.M) if path.endswith(".py") else ():
+        module = os.path.join(os.path.dirname(path), f"{name}.py")
+        if os.path.isfile(module) and "def main" not in (text := read(module)):
+            yield text
 
 
 def flags_of_programs():
