@@ -33,10 +33,11 @@ pub(crate) struct LongTurns {
     yields: Yields,
 }
 
-/// Duration of a yield that is too long.
-const YIELD_MAX: Duration = Duration::from_millis(2);
-/// Number of long turns after which the shard does not yield the processor, once a yield was too long.
-const YIELD_PAUSE: u32 = 256;
+/// Duration of a yield that is too long: more than other threads of this member usually take.
+const YIELD_MAX: Duration = Duration::from_micros(500);
+/// After a yield that was too long, there is none for one long turn for each such time that it took: so all
+/// yields together take at most a twelfth of the time of long turns, which take 0.1 ms each.
+const YIELD_PER_TURN: Duration = Duration::from_micros(8);
 
 /// Decides whether a shard yields the processor (`std::thread::yield_now`) after a long turn.
 ///
@@ -45,7 +46,7 @@ const YIELD_PAUSE: u32 = 256;
 /// of the kernel, which may be 4 ms, and the shard itself waits as long once its share of the processor is
 /// used up. A yield lets them run at once. But a thread of another program that only computes would take
 /// milliseconds at each yield, and most of the processor. So after a yield that took long, there is none for
-/// a while.
+/// a while. Nor is there one if no other connection waits for a long turn: the shard then sleeps soon.
 #[derive(Default)]
 struct Yields {
     /// Number of long turns after which there is no yield.
@@ -53,11 +54,15 @@ struct Yields {
 }
 
 impl Yields {
-    /// Called after a long turn. `give_way` yields the processor, and returns how long that took.
-    fn after_long_turn(&self, give_way: impl FnOnce() -> Duration) {
-        match self.pause.get() {
-            0 if give_way() > YIELD_MAX => self.pause.set(YIELD_PAUSE),
-            left => self.pause.set(left.saturating_sub(1)),
+    /// Called between two long turns. `give_way` yields the processor, and returns how long that took.
+    fn between_long_turns(&self, give_way: impl FnOnce() -> Duration) {
+        if let Some(left) = self.pause.get().checked_sub(1) {
+            return self.pause.set(left);
+        }
+        let took = give_way();
+        if took > YIELD_MAX {
+            let pause = took.as_micros() / YIELD_PER_TURN.as_micros();
+            self.pause.set(u32::try_from(pause).unwrap_or(u32::MAX));
         }
     }
 }
@@ -106,10 +111,12 @@ impl LongTurns {
     pub(crate) async fn keep(&self) {
         loop {
             poll_fn(|cx| self.poll_used(cx)).await;
+            if !self.waiting.borrow().is_empty() {
+                self.yields.between_long_turns(give_way);
+            }
             // `yield_now` resumes only after the runtime has polled the network and has run the tasks that
             // this poll woke.
             tokio::task::yield_now().await;
-            self.yields.after_long_turn(give_way);
             match self.pop() {
                 Some(entry) => {
                     entry.is_through.set(true);
@@ -183,11 +190,11 @@ mod tests {
     }
 
     #[test]
-    fn after_a_long_yield_there_is_none_for_a_while() {
+    fn yields_take_a_twelfth_of_the_time_at_most() {
         let (yields, count) = (Yields::default(), Cell::new(0));
         let turns = |turns, took| {
             for _ in 0..turns {
-                yields.after_long_turn(|| {
+                yields.between_long_turns(|| {
                     count.set(count.get() + 1);
                     took
                 });
@@ -195,7 +202,8 @@ mod tests {
             count.take()
         };
         assert_eq!(turns(1000, YIELD_MAX), 1000);
-        assert_eq!(turns(1 + YIELD_PAUSE, YIELD_MAX * 2), 1);
+        assert_eq!(turns(1 + 125, Duration::from_millis(1)), 1);
+        assert_eq!(turns(1 + 500, Duration::from_millis(4)), 1);
         assert_eq!(turns(10, YIELD_MAX), 10);
     }
 

@@ -278,6 +278,12 @@ impl Hub {
         self.streams.borrow().values().filter(|stream| stream.fetched_bytes() > 0).count()
     }
 
+    /// Returns the number of responses that a stream is making and others may wait for.
+    #[cfg(test)]
+    pub(super) fn claims(&self) -> usize {
+        self.claimed.borrow().iter().filter(|claim| claim.strong_count() > 0).count()
+    }
+
     /// Returns the number of streams that have begun a response with the events of a revision of many
     /// changes.
     #[cfg(test)]

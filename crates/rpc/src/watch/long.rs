@@ -9,7 +9,7 @@
 //! share its bytes.
 
 use std::cell::RefCell;
-use std::rc::Rc;
+use std::rc::{Rc, Weak};
 
 use api::etcdserverpb::ResponseHeader;
 use bytes::{Bytes, BytesMut};
@@ -87,18 +87,24 @@ impl Previous {
 /// makes it gives up, the waiting streams make the response themselves.
 pub(super) struct Claim {
     pub same: Same,
+    /// The stream that makes the response.
+    maker: Weak<Stream>,
     waiting: RefCell<Vec<Rc<Stream>>>,
 }
 
 impl Claim {
-    pub fn new(same: Same) -> Rc<Claim> {
-        Rc::new(Claim { same, waiting: RefCell::default() })
+    pub fn new(same: Same, maker: &Rc<Stream>) -> Rc<Claim> {
+        Rc::new(Claim { same, maker: Rc::downgrade(maker), waiting: RefCell::default() })
     }
 
-    /// Makes a stream wait for the response.
+    /// Makes a stream wait for the response. Wakes the stream that makes it: that one may wait for its client,
+    /// and now has to go on, or to give up.
     pub fn wait(&self, stream: &Rc<Stream>) {
         stream.rare().waits_for_another.set(true);
         self.waiting.borrow_mut().push(Rc::clone(stream));
+        if let Some(maker) = self.maker.upgrade() {
+            maker.wake();
+        }
     }
 
     /// Returns true if any stream waits for the response.

@@ -61,14 +61,16 @@ impl Pace {
     pub fn resumed(self, current: Revision) -> Pace {
         let Some(paused_at) = self.paused_at else { return self };
         let published = (current.0 - paused_at.0).max(0);
-        let counted = if (published as usize) < 2 * self.advanced { published / 2 } else { 0 };
+        let counted = if (published as usize) < 2 * self.advanced { (published + 1) / 2 } else { 0 };
         let left_out = published - counted;
         Pace { seen: self.seen + left_out, begun: self.begun + left_out, paused_at: None, ..self }
     }
 
-    /// Returns the pace when the limits of a slice are set.
+    /// Returns the pace when the limits of a slice are set. A stream that still waits for its client may read,
+    /// too: its wait so far is over, and another begins.
     pub fn at_slice(self, current: Revision) -> Pace {
-        Pace { begun: current, ..self }
+        let pace = if self.is_paused() { self.resumed(current).paused(current) } else { self };
+        Pace { begun: current, ..pace }
     }
 
     /// Returns the pace after a slice of so many revisions, for one of so many groups of watches.
@@ -123,6 +125,8 @@ mod tests {
         // What is published while values are fetched counts.
         let fetched = pace(230, 1).at_slice(Revision(50_200));
         assert_eq!(at(fetched.after_slice(10, 1), 50_300), 200);
+        let paused = pace(230, 1).paused(Revision(50_100)).at_slice(Revision(50_200)).after_slice(10, 1);
+        assert_eq!(at(paused.resumed(Revision(50_210)), 50_210), 10);
         let fetched = fetched.paused(Revision(50_250)).resumed(Revision(50_290));
         assert_eq!(at(fetched.after_slice(10, 1), 50_300), 2 * 50 + 40 + 2 * 10);
     }

@@ -311,17 +311,21 @@ impl Hub {
         if let Some(same) = long.same(previous)
             && long.claim.is_none()
         {
-            let mut claimed = self.claimed.borrow_mut();
-            claimed.retain(|claim| claim.strong_count() > 0);
-            if let Some(claim) = claimed.iter().filter_map(Weak::upgrade).find(|claim| claim.same == same) {
-                claim.wait(stream);
+            let of_another = {
+                let mut claimed = self.claimed.borrow_mut();
+                claimed.retain(|claim| claim.strong_count() > 0);
+                claimed.iter().filter_map(Weak::upgrade).find(|claim| claim.same == same)
+            };
+            if let Some(claim) = of_another {
                 stream.set_long(Some(long));
+                claim.wait(stream);
                 return idle;
             }
+            let claim = Claim::new(same, stream);
+            let mut claimed = self.claimed.borrow_mut();
             if claimed.len() == CLAIMED_MAX {
                 claimed.remove(0);
             }
-            let claim = Claim::new(same);
             claimed.push(Rc::downgrade(&claim));
             long.claim = Some(claim);
         }

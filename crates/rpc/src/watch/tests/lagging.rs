@@ -323,6 +323,30 @@ fn a_response_for_which_others_wait_is_made_once_though_windows_shut() {
 }
 
 #[test]
+fn a_response_is_made_for_others_though_the_client_of_its_maker_takes_nothing() {
+    const KEYS: usize = 3000;
+    let mut world = World::new(0, HOUR);
+    world.hub.walk_less_in_a_turn(300, 8 << 20);
+    let mut clients: Vec<_> = (0..2).map(|_| world.client(MANY)).collect();
+    let keys: Vec<String> = (0..KEYS).map(|n| format!("k{n:04}")).collect();
+    let changes: Vec<_> = keys.iter().map(|key| (key.as_str(), Some(1))).collect();
+    world.write(&changes);
+    world.advance();
+    let request = WatchCreateRequest { start_revision: 2, ..watch("k", "l") };
+    clients[0].create(request.clone());
+    // The first client's window shuts when its stream has begun to make the response.
+    while world.hub.claims() == 0 {
+        assert!(round(&world, &mut clients));
+    }
+    clients[0].set_window(0);
+    while round(&world, &mut clients) {}
+    assert_eq!(clients[0].received().len(), 1, "nothing but the created watch");
+    clients[1].create(request);
+    while round(&world, &mut clients) {}
+    assert_eq!(keys_of(&clients[1].received()).count(), KEYS);
+}
+
+#[test]
 fn many_watches_of_a_stream_read_slices_that_are_worth_the_search_for_them() {
     const WATCHES: usize = 256;
     const CHANGES: usize = 20 * WATCHES;
