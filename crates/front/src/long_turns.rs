@@ -111,14 +111,12 @@ impl LongTurns {
     pub(crate) async fn keep(&self) {
         loop {
             poll_fn(|cx| self.poll_used(cx)).await;
-            if !self.waiting.borrow().is_empty() {
-                self.yields.between_long_turns(give_way);
-            }
             // `yield_now` resumes only after the runtime has polled the network and has run the tasks that
             // this poll woke.
             tokio::task::yield_now().await;
             match self.pop() {
                 Some(entry) => {
+                    self.yields.between_long_turns(give_way);
                     entry.is_through.set(true);
                     entry.waker.borrow().wake_by_ref();
                 }
