@@ -15,6 +15,8 @@ export const diagnosis = true;
 
 /** A clock that differs more is worth a word. */
 const CLOCK_OFF_MS = 30000;
+/** To this the difference is rounded: answers tell the server's clock in whole seconds, and take a while. */
+const CLOCK_STEP_MS = 10000;
 
 export function open(place) {
   const clockNote = h('p', { class: 'notice mild', hidden: true });
@@ -50,7 +52,9 @@ export function open(place) {
 function showClock(note, now) {
   const off = now === null ? null : Date.now() - now;
   note.hidden = off === null || Math.abs(off) < CLOCK_OFF_MS;
-  if (!note.hidden) setText(note, t(off > 0 ? 'browserAhead' : 'browserBehind', { span: format.span(Math.abs(off) / 1000) }));
+  if (note.hidden) return;
+  const span = format.span((Math.round(Math.abs(off) / CLOCK_STEP_MS) * CLOCK_STEP_MS) / 1000);
+  setText(note, t(off > 0 ? 'browserAhead' : 'browserBehind', { span }));
 }
 
 /** The problems that are drawn, by their titles: their elements stay while figures change, so that a link keeps its focus. */
