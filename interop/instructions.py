@@ -89,6 +89,9 @@ class CountedCluster:
 
     def zero(self):
         self.answered = metrics(self.leader)["requests"]
+        self.zero_counts()
+
+    def zero_counts(self):
         for process in self.cluster.processes:
             control("--zero", process, self.dir)
 
@@ -104,8 +107,7 @@ class CountedCluster:
 
     def idle_counts(self, seconds):
         """What members without requests spend in that time."""
-        for process in self.cluster.processes:
-            control("--zero", process, self.dir)
+        self.zero_counts()
         time.sleep(seconds)
         return self.dumped()
 

@@ -46,7 +46,7 @@ const YIELD_PER_TURN: Duration = Duration::from_micros(8);
 /// of the kernel, which may be 4 ms, and the shard itself waits as long once its share of the processor is
 /// used up. A yield lets them run at once. But a thread of another program that only computes would take
 /// milliseconds at each yield, and most of the processor. So after a yield that took long, there is none for
-/// a while. Nor is there one if no other connection waits for a long turn: the shard then sleeps soon.
+/// a while. Nor is there one if no connection waits for a long turn: the shard then sleeps soon.
 #[derive(Default)]
 struct Yields {
     /// Number of long turns after which there is no yield.

@@ -338,7 +338,7 @@ impl Connection {
     /// free space of the output, minus the bytes that are queued on the stream.
     pub fn room(&self, stream: Key) -> usize {
         let Some(state) = self.streams.get(stream) else { return 0 };
-        let window = self.window(state.window_change).min(self.may_send.into()).max(0) as usize;
+        let window = self.smaller_window(state);
         let output = self.options.output_bytes_max.saturating_sub(self.output.len());
         window.min(output).saturating_sub(state.queued())
     }
@@ -349,8 +349,7 @@ impl Connection {
     /// long as others keep the output full.
     pub fn room_beside_others(&self, stream: Key) -> usize {
         let Some(state) = self.streams.get(stream) else { return 0 };
-        let window = self.window(state.window_change).min(self.may_send.into()).max(0) as usize;
-        let bytes_max = window.min(self.options.output_bytes_max);
+        let bytes_max = self.smaller_window(state).min(self.options.output_bytes_max);
         let free = bytes_max.saturating_sub(self.output.len() + self.queued_bytes());
         let frame = bytes_max.min(self.payload_bytes_max as usize).saturating_sub(state.queued());
         free.max(frame)
@@ -360,8 +359,12 @@ impl Connection {
     /// queued on it.
     pub fn window_left(&self, stream: Key) -> usize {
         let Some(state) = self.streams.get(stream) else { return 0 };
-        let window = self.window(state.window_change).min(self.may_send.into()).max(0) as usize;
-        window.saturating_sub(state.queued())
+        self.smaller_window(state).saturating_sub(state.queued())
+    }
+
+    /// Returns the smaller of the windows of a stream and of the connection, in bytes; 0 if either is shut.
+    fn smaller_window(&self, state: &Stream) -> usize {
+        self.window(state.window_change).min(self.may_send.into()).max(0) as usize
     }
 
     /// Returns true if `bytes` bytes of a stream would go to the output immediately, without queueing.

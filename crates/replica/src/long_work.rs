@@ -23,8 +23,8 @@ struct Job {
     begin: Box<dyn FnOnce(Rc<LogValues>) -> Task + Send>,
 }
 
-/// Maximum number of futures that the thread has. Each call may leave one behind when it is cancelled, until
-/// the thread finds that nobody waits for it, and nothing charges these to the client.
+/// Maximum number of futures that the thread has. A cancelled call leaves its future behind until the thread
+/// polls it, and such futures are charged to no client.
 const JOBS_MAX: usize = 1024;
 
 /// One of the [`JOBS_MAX`] futures; frees its place when dropped.

@@ -7,10 +7,10 @@
 //! past, or whose stream's queue is full, is *unsynced*: its stream reads history for it, slice by slice at
 //! its own pace, until the watch has caught up. A slice is read only when the client can take it, so history
 //! never waits in memory for a slow client. Streams that read history wait in a queue: in one turn of the
-//! shard, all of them together read no more than takes 0.1 to 0.2 ms (`hub::HISTORY`), so that they hold up
-//! nobody, and more only if they would fall behind what is written meanwhile (`pace`). Streams that hold
-//! fetched values come first, and streams with a watch that was synced before do not have to wait for all
-//! streams that arrived before them.
+//! shard, all of them together read no more than takes 0.1 to 0.2 ms (`hub::HISTORY`), so that they do not
+//! delay other calls. They read more only if they would fall behind new writes otherwise (`pace`). Streams
+//! that hold fetched values come first, and streams with a watch that was synced before do not have to wait
+//! for all streams that arrived before them.
 //!
 //! However many watches a change matches, one turn of the shard delivers it to a bounded number of them.
 //! Until all matching watches have received the change, the hub's revision does not rise and no progress is

@@ -1,12 +1,12 @@
-//! How fast a stream reads history ([`Pace`]).
+//! Compares how fast a stream reads history with how fast revisions are published ([`Pace`]).
 
 use numbers::Revision;
 
 /// Tells whether a stream reads history faster than new revisions are published, and how many revisions its
 /// next slice has to contain for that.
 ///
-/// A turn of the shard reads little history, so that nobody waits for it. But every revision that is published
-/// meanwhile is one more to read. So a slice contains at least twice as many revisions as were published since
+/// A turn of the shard reads little history, so that it does not delay other calls. Meanwhile, new revisions
+/// are published, which the stream has to read, too. So a slice contains at least twice as many revisions as were published since
 /// the slice before, and a stream that would fall behind otherwise reads in this turn, however much other
 /// streams have read. What is published while the stream waits for its client counts half, so that the next
 /// slice makes up for it once, and not at all if twice the slice is published until the client has taken it:
@@ -27,8 +27,9 @@ pub(super) struct Pace {
     /// Newest revision that was published when the limits of the last slice were set, raised by what does not
     /// count of that published since.
     seen: Revision,
-    /// The same for the slice that is being read. That takes some turns if values have to be fetched, or if
-    /// it is a revision of many changes.
+    /// Newest revision that was published when the limits of the slice that is being read were set, raised in
+    /// the same way. Reading a slice takes several turns if values have to be fetched, or if the slice is a
+    /// revision of many changes.
     begun: Revision,
     /// Newest revision that was published when the stream began to wait for its client, if it waits.
     paused_at: Option<Revision>,

@@ -46,8 +46,8 @@ pub(super) struct SliceLimits {
     pub enough: Portion,
     /// Minimum number of revisions of a slice that ends because of `enough`.
     pub revisions_min: usize,
-    /// How much the client can take. With so many bytes of events, counted as in [`Portion::bytes`], the slice
-    /// ends with the revision that it has begun: with `soon` if it has `revisions_min`.
+    /// Bytes that the client can take. A slice with this many bytes of events ([`Portion::bytes`]) ends after
+    /// its current revision: at `soon` if it has `revisions_min`, at `most` in any case.
     pub room: Room,
 }
 

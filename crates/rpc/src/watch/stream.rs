@@ -282,7 +282,7 @@ pub(super) struct Rare {
     together_max: Cell<Together>,
     /// Tells how many bytes the client can take now; see [`Stream::room`].
     room: OnceCell<RoomSource>,
-    /// How fast the stream reads history; set when it waits for its first turn.
+    /// Pace at which the stream reads history; `None` while all its watches are synced.
     pace: Cell<Option<Pace>>,
 }
 

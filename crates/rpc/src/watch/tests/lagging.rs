@@ -78,7 +78,7 @@ fn no_history_is_read_for_clients_that_take_nothing() {
     while round(&world, &mut clients) {}
     assert_eq!((world.values.reads.get(), world.hub.queued_bytes_max(), world.gauges().3), (0, 0, 0));
     assert_eq!(world.gauges().2, STREAMS as i64);
-    // They hold up nobody, and the first that takes something gets it.
+    // They delay no other stream, and the first client that opens its window receives its history.
     clients[7].set_window(usize::MAX);
     while round(&world, &mut clients) {}
     assert!(revisions(&clients[7].received()).into_iter().eq(2..2 + CHANGES as i64));
@@ -138,7 +138,7 @@ fn what_was_fetched_for_a_slice_is_read_though_the_window_has_changed() {
     assert!(world.values.reads.get() <= CHANGES + 5, "{} values were fetched", world.values.reads.get());
 }
 
-/// What is written in each turn of the shard, and who reads history meanwhile.
+/// Rate of writes in each turn of the shard, and number of streams that read history at the same time.
 #[derive(Debug)]
 struct Rates {
     value_bytes: usize,
