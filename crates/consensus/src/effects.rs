@@ -1,6 +1,7 @@
 //! Defines the actions that a node requires from its caller, and the status of a node.
 
 use api::raftpb;
+use bytes::Bytes;
 use numbers::{Index, MemberId, Term};
 
 use crate::entry::{Entry, HardState};
@@ -116,6 +117,15 @@ pub struct ConfirmedRead {
     pub index: Index,
 }
 
+/// A linearizable read of an observer, which its feeder has to confirm.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ObserverRead {
+    /// Id of the observer.
+    pub from: MemberId,
+    /// The observer's own bytes, which the answer returns.
+    pub context: Bytes,
+}
+
 /// Actions that the caller has to carry out.
 #[derive(Debug, Default)]
 pub struct Effects {
@@ -134,6 +144,9 @@ pub struct Effects {
     pub commit: Vec<Entry>,
     /// Answers to [`Request::Read`](crate::Request::Read).
     pub reads: Vec<ConfirmedRead>,
+    /// Reads of observers. The caller finds out, as for a read of its own client, which index has to be
+    /// applied, and answers with [`Request::AnswerObserver`](crate::Request::AnswerObserver).
+    pub observer_reads: Vec<ObserverRead>,
     /// Entries to be read from the log, at most one fetch per follower at a time. Each fetch must be answered
     /// by [`Event::Fetched`](crate::Event::Fetched).
     pub fetches: Vec<Fetch>,

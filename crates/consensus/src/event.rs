@@ -4,6 +4,7 @@ use api::raftpb;
 use bytes::Bytes;
 use numbers::{EntryId, Index, MemberId, Term};
 
+use crate::effects::ObserverRead;
 use crate::entry::{ConfChange, Entry, HardState};
 
 /// The settings of a node. All times are in ticks.
@@ -23,6 +24,9 @@ pub struct Config {
     /// Maximum payload bytes in flight to one follower without an acknowledgement; the append that reaches or
     /// exceeds this number is still sent.
     pub bytes_in_flight_max: usize,
+    /// True if this node is an observer: it is in no configuration of the cluster, never votes, and takes its
+    /// entries from a feeder ([`Event::FeederChosen`]) instead of the leader.
+    pub observes: bool,
     /// For tests and simulation: if true, the node uses none of Mainstay's extensions to raft. Like etcd's
     /// members, it passes a forwarded proposal on to the leader, whatever the term is.
     pub speaks_as_etcd: bool,
@@ -38,6 +42,7 @@ impl Default for Config {
             pre_vote: true,
             seed: 0,
             bytes_in_flight_max: 16 * 1024 * 1024,
+            observes: false,
             speaks_as_etcd: false,
         }
     }
@@ -109,6 +114,9 @@ pub enum Request {
     Transfer(MemberId),
     /// Begin an election without waiting for a timeout.
     Campaign,
+    /// Answer a read of an observer with the index up to which it has to apply entries before it serves the
+    /// read. Dropped if the observer is not fed any more.
+    AnswerObserver(ObserverRead, Index),
 }
 
 /// An event reported to the node by the code that drives it.
@@ -151,6 +159,12 @@ pub enum Event {
         /// Entries from `fetch.first` on, without a gap; none if they could not be read.
         entries: Vec<Entry>,
     },
+    /// Begin to feed this observer.
+    ObserverAdded(MemberId),
+    /// Stop feeding this observer.
+    ObserverRemoved(MemberId),
+    /// Only for an observer: take entries from this feeder from now on, and from no other.
+    FeederChosen(MemberId),
     /// A sync of the disk hangs. Until the disk has recovered, this node begins no election, because it could
     /// not keep up as a leader.
     DiskStalled,
@@ -177,6 +191,14 @@ pub enum Refusal {
     NoLeader,
     /// Leadership is being transferred; no proposals are accepted until that has ended.
     Transferring,
+    /// A feeder has sent this observer an entry that contradicts one that the observer has committed: it
+    /// belongs to another cluster, or one of the two has lost or changed data.
+    OtherHistory {
+        /// Index of the entry.
+        index: Index,
+        /// Term that the feeder gives it.
+        term: u64,
+    },
     /// Any other reason, as a message for the operator's log.
     Other(String),
 }
@@ -193,6 +215,12 @@ impl std::fmt::Display for Refusal {
         match self {
             Refusal::NoLeader => f.write_str("no leader takes proposals"),
             Refusal::Transferring => f.write_str("leadership is being handed over"),
+            Refusal::OtherHistory { index, term } => {
+                write!(
+                    f,
+                    "the feeder has entry {index} in term {term}, which contradicts this observer's data"
+                )
+            }
             Refusal::Other(text) => f.write_str(text),
         }
     }

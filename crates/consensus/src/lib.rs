@@ -32,6 +32,7 @@ mod batches;
 mod effects;
 mod entry;
 mod event;
+mod feeds;
 mod followers;
 mod leaderless;
 mod node;
@@ -44,7 +45,8 @@ mod window;
 mod wire;
 
 pub use effects::{
-    Append, ConfirmedRead, Effects, OtherPrograms, Progress, ProgressState, RaftStatus, Restore, Role,
+    Append, ConfirmedRead, Effects, ObserverRead, OtherPrograms, Progress, ProgressState, RaftStatus,
+    Restore, Role,
 };
 pub use entry::{ConfChange, ConfChangeKind, Entry, EntryKind, HardState};
 pub use event::{Config, Event, Fetch, NodeBug, Refusal, Request, RestoredState};

@@ -2,6 +2,7 @@
 //! [`Node::effects`] returns the resulting actions, which the caller carries out.
 
 mod farewell;
+mod feeding;
 mod followers;
 mod output;
 mod queries;
@@ -16,10 +17,13 @@ use raft::eraftpb::{self, MessageType};
 use raft::{RawNode, SnapshotStatus, StateRole};
 
 use self::farewell::Farewell;
+use self::feeding::Upstream;
 use self::superfluous::Acknowledged;
 use crate::batches::Batches;
+use crate::effects::ObserverRead;
 use crate::entry::{ConfChange, ConfChangeKind, Entry, HardState};
 use crate::event::{Config, Event, NodeBug, Refusal, Request, RestoredState};
+use crate::feeds::Feeds;
 use crate::followers::Followers;
 use crate::leaderless::LeaderlessQueue;
 use crate::outbox::Outbox;
@@ -71,6 +75,12 @@ pub struct Node {
     /// must contain the status.
     stands_anew: bool,
     programs: Programs,
+    /// The observers that this node feeds.
+    feeds: Feeds,
+    /// Reads of these observers that wait for the caller.
+    observer_reads: Vec<ObserverRead>,
+    /// If this node observes: where its entries come from.
+    upstream: Upstream,
 }
 
 /// A snapshot that was given to the caller to be restored and is not synced yet.
@@ -98,8 +108,18 @@ impl Node {
     ///
     /// Returns a refusal with the reason if the configuration and the restored state contradict each other.
     pub fn new(config: Config, restored: RestoredState) -> Result<Node, Refusal> {
-        let (voters, learners) = (bare(restored.voters), bare(restored.learners));
+        let (voters, mut learners) = (bare(restored.voters), bare(restored.learners));
         validate::check_members(&voters, &learners)?;
+        if config.observes {
+            if voters.contains(&config.id.0) || learners.contains(&config.id.0) {
+                return Err(other("an observer that is a member"));
+            }
+            // The raft crate installs no snapshot for a node that is not in the configuration, so an observer
+            // is a learner in its own eyes only.
+            if !voters.is_empty() {
+                learners.push(config.id.0);
+            }
+        }
         let numbers = [restored.applied.0, restored.hard_state.term.0, restored.applied_term.0];
         if numbers.iter().any(|n| *n > wire::NUMBER_MAX) {
             return Err(other("a term or an index that is impossibly large"));
@@ -181,6 +201,9 @@ impl Node {
             leaving: None,
             stands_anew: false,
             programs: Programs::default(),
+            feeds: Feeds::default(),
+            observer_reads: Vec::new(),
+            upstream: Upstream::default(),
         };
         node.settle_timeout();
         Ok(node)
@@ -253,12 +276,25 @@ impl Node {
                 }
             }
             Event::PeerUnreachable(id) if id == self.config.id => {}
-            Event::PeerUnreachable(id) => self.raw.report_unreachable(id.0),
+            Event::PeerUnreachable(id) => match self.feeds.get_mut(id.0) {
+                Some(feed) => feed.probe(),
+                None => self.raw.report_unreachable(id.0),
+            },
             Event::SnapshotReported { to, delivered } => {
+                if let Some(feed) = self.feeds.get_mut(to.0) {
+                    feed.snapshot_ended(delivered);
+                    return Ok(());
+                }
                 let status = if delivered { SnapshotStatus::Finish } else { SnapshotStatus::Failure };
                 self.raw.report_snapshot(to.0, status);
             }
+            Event::Fetched { fetch, entries } if self.feeds.contains(fetch.to.0) => {
+                self.fetched_for_observer(fetch, &entries);
+            }
             Event::Fetched { fetch, entries } => self.fetched(fetch, &entries),
+            Event::ObserverAdded(id) => self.add_observer(id),
+            Event::ObserverRemoved(id) => self.feeds.remove(id.0),
+            Event::FeederChosen(id) => self.follow_feeder(id),
             Event::DiskRecovered => self.disk_stalled = false,
             Event::DiskStalled => {
                 self.disk_stalled = true;
@@ -291,7 +327,7 @@ impl Node {
             }
             Request::Receive(message) => self.receive(message),
             Request::Read(context) => {
-                if self.raw.raft.leader_id == 0 {
+                if self.leader() == 0 {
                     return Err(Refusal::NoLeader);
                 }
                 let data = Bytes::copy_from_slice(&context.to_be_bytes());
@@ -300,6 +336,10 @@ impl Node {
                 let term = self.term_of_asker();
                 message.set_entries(vec![eraftpb::Entry { data, term, ..Default::default() }].into());
                 self.read(message)
+            }
+            Request::AnswerObserver(read, index) => {
+                self.answer_observer(read, index);
+                Ok(())
             }
             Request::Transfer(to) => {
                 if self.raw.raft.leader_id == 0 {
@@ -358,10 +398,11 @@ impl Node {
         } else {
             self.raw.tick();
         }
+        self.tick_feeds();
     }
 
     fn propose(&mut self, entries: Vec<eraftpb::Entry>) -> Result<(), Refusal> {
-        if self.raw.raft.leader_id == 0 {
+        if self.leader() == 0 {
             return Err(Refusal::NoLeader);
         }
         if self.transferring().is_some() {

@@ -44,7 +44,10 @@ pub(crate) fn payload_bytes(entry: &eraftpb::Entry) -> usize {
 }
 
 /// Returns the first entries whose bytes fit into `bytes_max`, but at least one if there is any.
-fn limited<'a>(entries: impl Iterator<Item = &'a eraftpb::Entry>, bytes_max: u64) -> Vec<eraftpb::Entry> {
+pub(crate) fn limited<'a>(
+    entries: impl Iterator<Item = &'a eraftpb::Entry>,
+    bytes_max: u64,
+) -> Vec<eraftpb::Entry> {
     let mut bytes = 0u64;
     let mut out = Vec::new();
     for entry in entries {

@@ -10,6 +10,7 @@ use super::superfluous::drop_superseded;
 use super::{Node, Restoring, named};
 use crate::effects::{Append, ConfirmedRead, Effects, Restore};
 use crate::entry::{ConfChangeKind, Entry, HardState};
+use crate::event::Fetch;
 use crate::wire::{self, BINDS_AND_NO_ETCD, BINDS_PROPOSALS, RUNS_MAINSTAY};
 
 impl Node {
@@ -17,10 +18,16 @@ impl Node {
     /// to do.
     pub fn effects(&mut self) -> Option<Effects> {
         self.begin_reads();
+        self.feed();
+        let observer_reads = std::mem::take(&mut self.observer_reads);
         if !self.raw.has_ready() {
             let commit = self.given_out(Vec::new());
             self.assert_order(&commit);
-            let quiet = self.outbox.is_empty() && !self.followers.has_fetches() && !self.stands_anew;
+            let quiet = self.outbox.is_empty()
+                && !self.followers.has_fetches()
+                && !self.feeds.has_fetches()
+                && observer_reads.is_empty()
+                && !self.stands_anew;
             if quiet && commit.is_empty() {
                 return None;
             }
@@ -29,7 +36,8 @@ impl Node {
                 status,
                 commit,
                 messages: self.outgoing(),
-                fetches: self.followers.take_fetches(),
+                observer_reads,
+                fetches: self.take_fetches(),
                 ..Effects::default()
             });
         }
@@ -57,7 +65,7 @@ impl Node {
                 index: Index(metadata.index),
                 term: Term(metadata.term),
                 voters: named(&state.voters),
-                learners: named(&state.learners),
+                learners: self.without_self(named(&state.learners)),
             });
         }
         let entries = ready.take_entries();
@@ -91,8 +99,15 @@ impl Node {
         }
         self.post(messages);
         effects.messages = self.outgoing();
-        effects.fetches = self.followers.take_fetches();
+        effects.observer_reads = observer_reads;
+        effects.fetches = self.take_fetches();
         Some(effects)
+    }
+
+    fn take_fetches(&mut self) -> Vec<Fetch> {
+        let mut fetches = self.followers.take_fetches();
+        fetches.append(&mut self.feeds.take_fetches());
+        fetches
     }
 
     /// Returns the committed entries that the caller may apply now, in order.

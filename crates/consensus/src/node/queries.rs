@@ -17,7 +17,7 @@ impl Node {
                 StateRole::Leader | StateRole::Follower => Role::Follower,
                 StateRole::Candidate | StateRole::PreCandidate => Role::Candidate,
             },
-            leader: if self.leaving.is_some() { MemberId::NONE } else { MemberId(raft.leader_id) },
+            leader: if self.leaving.is_some() { MemberId::NONE } else { MemberId(self.leader()) },
             term: Term(raft.term),
             commit: Index(raft.raft_log.committed),
             last: Index(raft.raft_log.last_index()),
@@ -126,8 +126,15 @@ impl Node {
 
     /// Returns the ids of the learners, in ascending order.
     pub fn learners(&self) -> Vec<MemberId> {
-        let mut learners = named(&self.raw.store().conf_state.learners);
+        let mut learners = self.without_self(named(&self.raw.store().conf_state.learners));
         learners.sort_unstable();
+        learners
+    }
+
+    /// Returns learners without this node if it observes, because an observer is a learner only for its own
+    /// raft crate.
+    pub(super) fn without_self(&self, mut learners: Vec<MemberId>) -> Vec<MemberId> {
+        learners.retain(|id| !self.config.observes || *id != self.config.id);
         learners
     }
 

@@ -27,7 +27,14 @@ impl Node {
             message.context = Bytes::copy_from_slice(&message.term.to_be_bytes());
             message.term = 0;
         }
+        let is_of_observer = self.is_of_observer(&message);
+        if self.config.observes && !is_of_observer {
+            self.prepare_for_observer(&mut message)?;
+        }
         validate::check(&message, &self.raw)?;
+        if is_of_observer && message.get_msg_type() != MessageType::MsgPropose {
+            return self.receive_of_observer(message);
+        }
         let (kind, from, term) = (message.get_msg_type(), message.from, message.term);
         let hint = message.reject_hint;
         let no_etcd = kind == MessageType::MsgHeartbeat && hint == BINDS_AND_NO_ETCD;
@@ -122,7 +129,10 @@ impl Node {
             return false;
         }
         let raft = &self.raw.raft;
-        wire::bound_term(message).is_some_and(|term| term != raft.term || raft.state != StateRole::Leader)
+        // A feeder passes the proposals of its observers on, still bound to the term.
+        let may_pass_on = self.leader() != 0 && self.feeds.contains(message.from);
+        let is_taken = raft.state == StateRole::Leader || may_pass_on;
+        wire::bound_term(message).is_some_and(|term| term != raft.term || !is_taken)
     }
 
     /// Handles a forwarded proposal as members that run etcd do: like this member's own proposal, which may
@@ -162,7 +172,7 @@ impl Node {
         }
     }
 
-    fn is_early_change(&self, message: &eraftpb::Message) -> bool {
+    pub(super) fn is_early_change(&self, message: &eraftpb::Message) -> bool {
         let raft = &self.raw.raft;
         raft.state == StateRole::Leader
             && raft.has_pending_conf()

@@ -82,6 +82,7 @@ fn chance(sim: &mut Sim, id: u64) {
             sim.must(id, Event::PeerUnreachable(MemberId(to)));
         }
         950..962 => change_members(sim, id),
+        962..972 => observe(sim),
         _ => {}
     }
 }
@@ -95,7 +96,7 @@ fn change_members(sim: &mut Sim, id: u64) {
     let some = sim.dice.pick(&all);
     let (kind, node) = match sim.dice.below(4) {
         0 => {
-            let new = 1 + *sim.members.keys().max().expect("members");
+            let new = 1 + *sim.members.keys().filter(|id| !OBSERVERS.contains(id)).max().expect("members");
             if new > MEMBERS_MAX {
                 return;
             }
@@ -108,6 +109,18 @@ fn change_members(sim: &mut Sim, id: u64) {
     };
     if sim.propose_change(id, kind, node).is_ok() && !sim.members.contains_key(&node) {
         sim.add(node, Disk::default());
+    }
+}
+
+const OBSERVERS: [u64; 2] = [101, 102];
+
+/// Gives an observer another feeder: a member or the other observer.
+fn observe(sim: &mut Sim) {
+    let running = sim.running();
+    let observer = sim.dice.pick(&OBSERVERS);
+    let feeder = sim.dice.pick(&running);
+    if feeder != observer && running.contains(&observer) {
+        sim.observe(observer, feeder);
     }
 }
 
@@ -163,6 +176,7 @@ fn run(seed: u64) -> (u64, u64, u64, u64) {
     let mut sim = Sim::new(seed, voters);
     let stormy = seed % 3 == 2;
     sim.pre_vote = !stormy;
+    OBSERVERS.iter().for_each(|id| sim.add_observer(*id));
     for _ in 0..STEPS {
         let ids: Vec<u64> = sim.members.keys().copied().collect();
         let id = sim.dice.pick(&ids);
@@ -191,8 +205,11 @@ fn run(seed: u64) -> (u64, u64, u64, u64) {
         }
         sim.must(id, Event::DiskRecovered);
     }
+    // Observers that feed each other would pass a read on until the next ticks.
+    OBSERVERS.iter().for_each(|id| sim.observe(*id, 1));
     sim.rest();
     let mut proposed = false;
+    let mut fed_by = None;
     for round in 0.. {
         assert!(round < 400, "the cluster does not recover:\n{}", sim.describe());
         sim.ticks(1);
@@ -203,13 +220,21 @@ fn run(seed: u64) -> (u64, u64, u64, u64) {
             continue;
         }
         let state = sim.member(leader).state.clone();
-        let members: Vec<u64> = state.voters.iter().chain(&state.learners).copied().collect();
+        // One observer follows the leader, the other follows the first.
+        if fed_by != Some(leader) {
+            fed_by = Some(leader);
+            sim.observe(OBSERVERS[0], leader);
+            sim.observe(OBSERVERS[1], OBSERVERS[0]);
+        }
+        let members: Vec<u64> =
+            state.voters.iter().chain(&state.learners).chain(&OBSERVERS).copied().collect();
         if members.iter().all(|id| sim.member(*id).state == state)
             && sim.node(leader).status().commit == Index(state.index)
         {
             let context = sim.read(leader).expect("a leader");
+            let Ok(of_observer) = sim.read(OBSERVERS[1]) else { continue };
             sim.rest();
-            if sim.answered_reads.contains_key(&context) {
+            if [context, of_observer].iter().all(|context| sim.answered_reads.contains_key(context)) {
                 break;
             }
         }

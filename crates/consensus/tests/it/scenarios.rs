@@ -1,6 +1,6 @@
 //! Required behavior of a cluster, one aspect per test.
 
-use api::raftpb::MessageType;
+use api::raftpb::{self, MessageType};
 use consensus::{ConfChangeKind, Event, OtherPrograms, ProgressState, Refusal, Request, Role};
 use mainstay_consensus as consensus;
 use numbers::{Index, MemberId, Term};
@@ -702,4 +702,148 @@ fn everybody_crashes() {
     let leader = sim.leader().expect("elected");
     assert!(sim.node(leader).status().commit > Index(commit));
     same(&sim, &[1, 2, 3]);
+}
+
+/// Returns a led cluster of three with observer 101 fed by `feeder`, and observer 102 fed by 101.
+fn observed(feeder: u64) -> Sim {
+    let mut sim = led(3);
+    sim.add_observer(101);
+    sim.add_observer(102);
+    sim.observe(101, feeder);
+    sim.observe(102, 101);
+    sim.ticks(2);
+    same(&sim, &[1, 101, 102]);
+    sim
+}
+
+#[test]
+fn observers_follow_any_member_and_each_other() {
+    for feeder in [1, 2] {
+        let mut sim = observed(feeder);
+        sim.propose(1, 3, 8).expect("a leader");
+        sim.propose(102, 2, 8).expect("forwarded over three");
+        sim.rest();
+        same(&sim, &[1, 2, 3, 101, 102]);
+        let context = sim.read(102).expect("it knows its feeder");
+        sim.rest();
+        assert_eq!(sim.answered_reads.get(&context), Some(&sim.commit));
+        let status = sim.node(102).status();
+        assert_eq!((status.leader, status.role), (MemberId(1), Role::Follower));
+        assert_eq!(sim.node(102).source(), MemberId(101));
+        assert_eq!(sim.node(feeder).observers().iter().map(|p| p.id.0).collect::<Vec<_>>(), [101]);
+        assert_eq!(ids(&sim.node(101).voters()), [1, 2, 3]);
+        assert!(sim.node(101).learners().is_empty() && sim.node(1).learners().is_empty());
+        assert!(sim.node(1).progress().iter().all(|p| p.id.0 <= 3), "an observer is no follower");
+    }
+}
+
+#[test]
+fn an_observer_counts_for_no_quorum() {
+    let mut sim = observed(1);
+    sim.isolate(&[2, 3]);
+    let commit = sim.node(1).status().commit;
+    sim.propose(1, 1, 8).expect("it leads still");
+    sim.rest();
+    assert_eq!(sim.node(1).status().commit, commit);
+    let context = sim.read(101).expect("it knows its feeder");
+    sim.rest();
+    assert!(!sim.answered_reads.contains_key(&context), "a read that no majority confirms");
+    sim.ticks(60);
+    assert_ne!(sim.node(1).status().role, Role::Leader, "the leader lost its quorum");
+    assert_eq!(sim.node(101).status().leader, MemberId(0), "and its observers hear that");
+    assert_eq!(sim.member(101).state.index, commit.0);
+}
+
+#[test]
+fn an_observer_that_is_far_behind_gets_old_entries_or_a_snapshot() {
+    let mut sim = observed(2);
+    sim.isolate(&[101]);
+    for _ in 0..20 {
+        sim.propose(1, 1, 100).expect("a leader");
+        sim.rest();
+    }
+    sim.checkpoint(2);
+    sim.forget(2, 0);
+    let restores = sim.restores;
+    sim.heal();
+    sim.ticks(25);
+    same(&sim, &[2, 101, 102]);
+    assert!(sim.fetched >= 20 && sim.restores == restores);
+    sim.isolate(&[101]);
+    for _ in 0..20 {
+        sim.propose(1, 1, 100).expect("a leader");
+        sim.rest();
+    }
+    sim.checkpoint(2);
+    sim.discard(2, 0);
+    sim.heal();
+    sim.ticks(25);
+    same(&sim, &[2, 101, 102]);
+    assert!(sim.restores > restores);
+}
+
+#[test]
+fn an_observer_goes_to_another_feeder_and_takes_its_lower_term() {
+    let mut sim = observed(3);
+    // Without a majority, member 3 campaigns in ever newer terms, and tells them to its observer.
+    sim.pre_vote = false;
+    sim.crash(3, usize::MAX);
+    sim.start(3);
+    sim.observe(101, 3);
+    sim.isolate(&[3, 101, 102]);
+    sim.ticks(80);
+    let lonely = sim.node(101).status().term;
+    assert!(lonely > sim.node(1).status().term);
+    sim.propose(1, 2, 8).expect("a leader");
+    sim.heal();
+    sim.isolate(&[3]);
+    sim.observe(101, 2);
+    sim.ticks(3);
+    same(&sim, &[1, 2, 101, 102]);
+    assert_eq!(sim.node(101).status().term, sim.node(1).status().term);
+    assert!(sim.node(1).status().term < lonely, "and no member has heard of that term");
+    sim.propose(101, 1, 8).expect("forwarded");
+    sim.rest();
+    same(&sim, &[1, 2, 101, 102]);
+}
+
+#[test]
+fn a_feeder_with_another_history_is_refused() {
+    let mut sim = observed(1);
+    sim.propose(1, 3, 8).expect("a leader");
+    sim.rest();
+    let index = sim.member(101).state.index;
+    let message = raftpb::Message {
+        r#type: Some(MessageType::MsgApp as i32),
+        to: Some(101),
+        from: Some(1),
+        term: Some(9),
+        log_term: Some(8),
+        index: Some(index),
+        commit: Some(index),
+        ..raftpb::Message::default()
+    };
+    let refused = sim.request(101, Request::Receive(message));
+    assert_eq!(refused, Err(Refusal::OtherHistory { index: Index(index), term: 8 }));
+    let before = sim.member(101).state.clone();
+    sim.ticks(2);
+    assert_eq!(sim.member(101).state, before);
+}
+
+#[test]
+fn observers_that_feed_each_other_notice_it() {
+    let mut sim = observed(1);
+    sim.observe(101, 102);
+    sim.must(101, Event::ObserverAdded(MemberId(102)));
+    sim.ticks(20);
+    assert_eq!(sim.node(101).status().leader, MemberId(0));
+    assert_eq!(sim.node(102).status().leader, MemberId(0));
+    assert_eq!(sim.read(101), Err(Refusal::NoLeader));
+    assert_eq!(sim.propose(102, 1, 8), Err(Refusal::NoLeader));
+    sim.observe(101, 3);
+    sim.must(101, Event::ObserverAdded(MemberId(102)));
+    sim.propose(1, 1, 8).expect("a leader");
+    sim.ticks(30);
+    same(&sim, &[1, 101, 102]);
+    assert_eq!((sim.node(101).feed_depth(), sim.node(102).feed_depth()), (1, 2));
 }

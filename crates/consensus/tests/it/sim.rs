@@ -7,7 +7,7 @@ use api::raftpb::{self, MessageType};
 use bytes::Bytes;
 use consensus::{
     ConfChange, ConfChangeKind, Config, ConfirmedRead, Effects, Entry, EntryKind, Event, Fetch, HardState,
-    Node, NodeBug, Refusal, Request, RestoredState, Role,
+    Node, NodeBug, ObserverRead, Refusal, Request, RestoredState, Role,
 };
 use mainstay_consensus as consensus;
 use numbers::{EntryId, Index, MemberId, Term};
@@ -144,6 +144,8 @@ pub struct Member {
     /// Commit index up to which a majority was checked while this node led.
     checked: u64,
     pub role: Role,
+    /// True if this is an observer and no member of the cluster.
+    observes: bool,
 }
 
 impl Member {
@@ -171,6 +173,8 @@ pub struct Sim {
     /// Commit index at the time when each read began, by context.
     reads: BTreeMap<u64, u64>,
     pub answered_reads: BTreeMap<u64, u64>,
+    /// Reads that feeders make for their observers, by context.
+    observers_reads: BTreeMap<u64, ObserverRead>,
     context: u64,
     payload: u64,
     pub restores: u64,
@@ -227,6 +231,7 @@ impl Sim {
             commit: 0,
             reads: BTreeMap::new(),
             answered_reads: BTreeMap::new(),
+            observers_reads: BTreeMap::new(),
             context: 0,
             payload: 0,
             restores: 0,
@@ -257,6 +262,28 @@ impl Sim {
 
     /// Adds a member with this disk, and starts it.
     pub fn add(&mut self, id: u64, disk: Disk) {
+        self.add_node(id, disk, false);
+    }
+
+    /// Adds an observer without data, and starts it.
+    pub fn add_observer(&mut self, id: u64) {
+        self.add_node(id, Disk::default(), true);
+    }
+
+    /// Lets an observer take its entries from `feeder`.
+    pub fn observe(&mut self, observer: u64, feeder: u64) {
+        for id in self.running() {
+            let is_it = id == feeder;
+            let observer = MemberId(observer);
+            self.must(
+                id,
+                if is_it { Event::ObserverAdded(observer) } else { Event::ObserverRemoved(observer) },
+            );
+        }
+        self.must(observer, Event::FeederChosen(MemberId(feeder)));
+    }
+
+    fn add_node(&mut self, id: u64, disk: Disk, observes: bool) {
         let member = Member {
             id,
             node: None,
@@ -269,6 +296,7 @@ impl Sim {
             starts: 0,
             checked: 0,
             role: Role::Follower,
+            observes,
         };
         self.members.insert(id, member);
         self.start(id);
@@ -307,6 +335,7 @@ impl Sim {
             seed: self.seed ^ (id << 32) ^ member.starts,
             bytes_in_flight_max: self.bytes_in_flight_max,
             pre_vote: self.pre_vote,
+            observes: member.observes,
             ..Config::default()
         };
         member.node = Some(Node::new(config, member.disk.restored()).expect("starts"));
@@ -397,10 +426,14 @@ impl Sim {
             }
             member.to_apply.push_back(entry);
         }
+        let mut answers = Vec::new();
         for ConfirmedRead { number: context, index: Index(index) } in effects.reads {
             let floor = self.reads[&context];
             assert!(index >= floor, "a read saw {index} after {floor} was committed");
             self.answered_reads.insert(context, index);
+            if let Some(read) = self.observers_reads.remove(&context) {
+                answers.push((read, Index(index)));
+            }
         }
         member.fetches.extend(effects.fetches);
         if let Some(status) = effects.status {
@@ -430,6 +463,18 @@ impl Sim {
                 self.snapshots.push(state);
             }
             self.network.push(message);
+        }
+        let node = self.members.get_mut(&id).expect("known").node.as_mut().expect("runs");
+        for (read, index) in answers {
+            // A leader that was removed takes no more requests.
+            let _ = node.request(Request::AnswerObserver(read, index));
+        }
+        for read in effects.observer_reads {
+            self.context += 1;
+            self.reads.insert(self.context, self.commit);
+            if node.request(Request::Read(self.context)).is_ok() {
+                self.observers_reads.insert(self.context, read);
+            }
         }
     }
 
@@ -607,6 +652,9 @@ impl Sim {
             let message = raftpb::Message::decode(&wire[..]).expect("own encoding");
             match self.request(to, Request::Receive(message.clone())) {
                 Ok(()) | Err(Refusal::NoLeader | Refusal::Transferring) => {}
+                Err(refusal @ Refusal::OtherHistory { .. }) => panic!("{refusal}"),
+                Err(Refusal::Other(text)) if text.ends_with("which is not the feeder") => {}
+                Err(Refusal::Other(text)) if text.ends_with("to an observer") => {}
                 Err(Refusal::Other(text)) => {
                     let known = [
                         "a transfer request to a member that does not lead",
@@ -665,7 +713,11 @@ impl Sim {
                 return;
             }
         }
-        panic!("the cluster does not come to rest");
+        panic!(
+            "the cluster does not come to rest: {:?}\n{}",
+            self.network.iter().take(6).collect::<Vec<_>>(),
+            self.describe()
+        );
     }
 
     /// Returns the status of all members, for the output of a failed test.

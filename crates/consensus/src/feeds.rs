@@ -1,0 +1,389 @@
+//! What a node knows about the observers that it feeds: how far each one is, and what is in flight to it.
+//!
+//! A feed is simpler than a leader's progress of a follower. Its entries are applied here, so they are
+//! committed, and a feeder never replaces what it has sent. So the only questions are where the observer's log
+//! ends, and how much may be in flight.
+
+use std::collections::{BTreeMap, VecDeque};
+
+use numbers::{Index, MemberId};
+use raft::eraftpb;
+
+use crate::effects::{Progress, ProgressState};
+use crate::event::Fetch;
+use crate::tail::payload_bytes;
+
+/// Maximum number of appends in flight to one observer.
+const APPENDS_IN_FLIGHT_MAX: usize = 512;
+
+/// The mode in which an observer is fed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Mode {
+    /// The end of the observer's log is not known. One append without entries is sent at a time.
+    Probe { is_asked: bool },
+    /// One append after the other is sent.
+    Replicate,
+    /// A snapshot with this index or a later one is under way.
+    Snapshot { index: u64 },
+}
+
+/// One observer that this node feeds.
+#[derive(Debug)]
+pub(crate) struct Feed {
+    mode: Mode,
+    /// Index of the newest entry that is known to be on the observer's disk.
+    matched: u64,
+    /// Index of the next entry to send.
+    next: u64,
+    /// Index of the last entry of each append in flight, and its payload bytes.
+    in_flight: VecDeque<(u64, usize)>,
+    bytes_in_flight: usize,
+    /// Tick in which the observer last acknowledged something new, or was sent its first append in flight.
+    advanced_at: u64,
+    /// Tick in which the last message of the observer arrived; the tick of its registration at first.
+    heard_at: u64,
+    /// The fetch of old entries that is not answered yet.
+    fetching: Option<Fetch>,
+    /// True if the last fetch brought nothing. The next one waits until the observer answers a heartbeat.
+    fetch_failed: bool,
+    /// Entries that were read back from the log and are not sent yet, in order.
+    fetched: VecDeque<eraftpb::Entry>,
+}
+
+impl Feed {
+    fn new(next: u64, tick: u64) -> Feed {
+        Feed {
+            mode: Mode::Probe { is_asked: false },
+            matched: 0,
+            next,
+            in_flight: VecDeque::new(),
+            bytes_in_flight: 0,
+            advanced_at: tick,
+            heard_at: tick,
+            fetching: None,
+            fetch_failed: false,
+            fetched: VecDeque::new(),
+        }
+    }
+
+    /// Returns the index of the next entry to send.
+    pub fn next(&self) -> u64 {
+        self.next
+    }
+
+    /// Returns the index of the newest entry that is known to be on the observer's disk.
+    pub fn matched(&self) -> u64 {
+        self.matched
+    }
+
+    /// Returns true if an append without entries should be sent, to learn where the observer's log ends.
+    pub fn wants_probe(&self) -> bool {
+        self.mode == Mode::Probe { is_asked: false }
+    }
+
+    /// Returns true if entries may be sent now.
+    pub fn takes_entries(&self, bytes_max: usize) -> bool {
+        self.mode == Mode::Replicate
+            && self.in_flight.len() < APPENDS_IN_FLIGHT_MAX
+            && self.bytes_in_flight < bytes_max
+    }
+
+    /// Records that a probe was sent.
+    pub fn probed(&mut self) {
+        self.mode = Mode::Probe { is_asked: true };
+    }
+
+    /// Records that these entries were sent.
+    pub fn sent(&mut self, entries: &[eraftpb::Entry], tick: u64) {
+        let Some(last) = entries.last() else { return };
+        if self.in_flight.is_empty() {
+            self.advanced_at = tick;
+        }
+        let bytes = entries.iter().map(payload_bytes).sum();
+        self.in_flight.push_back((last.index, bytes));
+        self.bytes_in_flight += bytes;
+        self.next = last.index + 1;
+        while self.fetched.front().is_some_and(|entry| entry.index < self.next) {
+            self.fetched.pop_front();
+        }
+    }
+
+    /// Records that a snapshot with at least this index is sent.
+    pub fn snapshot(&mut self, index: u64) {
+        self.clear_flight();
+        self.fetched.clear();
+        self.fetching = None;
+        self.mode = Mode::Snapshot { index };
+    }
+
+    /// Records that the sending of a snapshot has ended. In either case the observer is asked where its log
+    /// ends.
+    pub fn snapshot_ended(&mut self, delivered: bool) {
+        if let Mode::Snapshot { index } = self.mode {
+            self.next = if delivered { index + 1 } else { self.matched + 1 };
+            self.mode = Mode::Probe { is_asked: false };
+        }
+    }
+
+    /// Forgets what is in flight, because it may be lost, and asks the observer where its log ends.
+    pub fn probe(&mut self) {
+        if matches!(self.mode, Mode::Snapshot { .. }) {
+            return;
+        }
+        self.clear_flight();
+        self.next = self.matched + 1;
+        self.mode = Mode::Probe { is_asked: false };
+    }
+
+    fn clear_flight(&mut self) {
+        self.in_flight.clear();
+        self.bytes_in_flight = 0;
+    }
+
+    /// Handles an acknowledgement of everything up to `index`.
+    pub fn acknowledged(&mut self, index: u64, tick: u64) {
+        self.heard_at = tick;
+        if let Mode::Snapshot { index: awaited } = self.mode
+            && index < awaited
+        {
+            return;
+        }
+        if index > self.matched {
+            self.matched = index;
+            self.advanced_at = tick;
+        }
+        while let Some((last, bytes)) = self.in_flight.front().copied()
+            && last <= index
+        {
+            self.in_flight.pop_front();
+            self.bytes_in_flight -= bytes;
+        }
+        if self.mode != Mode::Replicate {
+            self.mode = Mode::Replicate;
+            self.next = self.matched + 1;
+            self.advanced_at = tick;
+        }
+        self.next = self.next.max(index + 1);
+    }
+
+    /// Handles the refusal of an append after the entry `before`: the observer's log ends at or before
+    /// `hint`.
+    pub fn refused(&mut self, before: u64, hint: u64, tick: u64) {
+        self.heard_at = tick;
+        match self.mode {
+            Mode::Snapshot { .. } => {}
+            // A late refusal of a probe that was answered since.
+            Mode::Probe { .. } if before + 1 != self.next => {}
+            Mode::Replicate if before <= self.matched => {}
+            Mode::Probe { .. } | Mode::Replicate => {
+                self.clear_flight();
+                // Each refusal moves the probe back, whatever the hint says, so that a series of refusals
+                // ends.
+                self.next = (hint + 1).min(before).max(1);
+                self.matched = self.matched.min(self.next - 1);
+                self.mode = Mode::Probe { is_asked: false };
+            }
+        }
+    }
+
+    /// Handles the answer to a heartbeat. If nothing was acknowledged for `ticks_max` ticks although appends
+    /// are in flight, they count as lost; an unanswered probe is repeated.
+    pub fn answered_heartbeat(&mut self, tick: u64, ticks_max: u64) {
+        self.heard_at = tick;
+        self.fetch_failed = false;
+        match self.mode {
+            Mode::Probe { is_asked: true } => self.mode = Mode::Probe { is_asked: false },
+            Mode::Replicate if !self.in_flight.is_empty() && tick - self.advanced_at >= ticks_max => {
+                self.probe();
+            }
+            _ => {}
+        }
+    }
+
+    /// Returns the entries that were read back and are next to be sent, within `bytes_max` but at least one.
+    pub fn take_fetched(&self, bytes_max: u64) -> Vec<eraftpb::Entry> {
+        if self.fetched.front().is_none_or(|first| first.index != self.next) {
+            return Vec::new();
+        }
+        let mut bytes = 0;
+        let fits = |entry: &&eraftpb::Entry| {
+            let is_first = bytes == 0;
+            bytes += payload_bytes(entry) as u64 + 16;
+            is_first || bytes <= bytes_max
+        };
+        self.fetched.iter().take_while(fits).cloned().collect()
+    }
+}
+
+/// The observers that this node feeds, by id.
+#[derive(Debug, Default)]
+pub(crate) struct Feeds {
+    by_id: BTreeMap<u64, Feed>,
+    /// Fetches that were not given to the caller yet.
+    fetches: Vec<Fetch>,
+}
+
+impl Feeds {
+    /// Begins to feed an observer; `next` is the first index to ask it about. Changes nothing if it is fed
+    /// already.
+    pub fn add(&mut self, id: u64, next: u64, tick: u64) {
+        self.by_id.entry(id).or_insert_with(|| Feed::new(next, tick));
+    }
+
+    /// Ends the feed of an observer.
+    pub fn remove(&mut self, id: u64) {
+        self.by_id.remove(&id);
+        self.fetches.retain(|fetch| fetch.to.0 != id);
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.by_id.is_empty()
+    }
+
+    pub fn contains(&self, id: u64) -> bool {
+        self.by_id.contains_key(&id)
+    }
+
+    pub fn get_mut(&mut self, id: u64) -> Option<&mut Feed> {
+        self.by_id.get_mut(&id)
+    }
+
+    /// Returns the feeds by observer.
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = (u64, &mut Feed)> {
+        self.by_id.iter_mut().map(|(id, feed)| (*id, feed))
+    }
+
+    /// Orders the reading of old entries for an observer, unless an earlier fetch is not answered yet.
+    pub fn fetch(&mut self, fetch: Fetch) {
+        if let Some(feed) = self.by_id.get_mut(&fetch.to.0)
+            && feed.fetching.is_none()
+            && !feed.fetch_failed
+        {
+            feed.fetching = Some(fetch);
+            self.fetches.push(fetch);
+        }
+    }
+
+    /// Takes the answer to a fetch. Entries that nobody waits for are dropped.
+    pub fn fetched(&mut self, fetch: Fetch, entries: impl Iterator<Item = eraftpb::Entry>) {
+        if let Some(feed) = self.by_id.get_mut(&fetch.to.0)
+            && feed.fetching == Some(fetch)
+        {
+            feed.fetching = None;
+            feed.fetched = entries.collect();
+            feed.fetch_failed = feed.fetched.is_empty();
+        }
+    }
+
+    /// Returns true if fetches wait for the caller.
+    pub fn has_fetches(&self) -> bool {
+        !self.fetches.is_empty()
+    }
+
+    /// Removes and returns the fetches for the caller.
+    pub fn take_fetches(&mut self) -> Vec<Fetch> {
+        std::mem::take(&mut self.fetches)
+    }
+
+    /// Returns what is known about each observer, by id. An observer counts as active if it was heard within
+    /// `ticks_max` ticks.
+    pub fn progress(&self, tick: u64, ticks_max: u64) -> Vec<Progress> {
+        let of = |(id, feed): (&u64, &Feed)| Progress {
+            id: MemberId(*id),
+            matched: Index(feed.matched),
+            next: Index(feed.next),
+            is_learner: true,
+            recently_active: tick - feed.heard_at <= ticks_max,
+            state: match feed.mode {
+                Mode::Probe { .. } => ProgressState::Probe,
+                Mode::Replicate => ProgressState::Replicate,
+                Mode::Snapshot { index } => ProgressState::Snapshot { index: Index(index) },
+            },
+        };
+        self.by_id.iter().map(of).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn entries(range: std::ops::RangeInclusive<u64>) -> Vec<eraftpb::Entry> {
+        range.map(|index| eraftpb::Entry { index, data: vec![0; 100].into(), ..Default::default() }).collect()
+    }
+
+    #[test]
+    fn an_observer_is_asked_then_fed_and_asked_again_after_silence() {
+        let mut feed = Feed::new(101, 0);
+        assert!(feed.wants_probe() && !feed.takes_entries(1000));
+        feed.probed();
+        assert!(!feed.wants_probe());
+        feed.refused(100, 40, 1);
+        assert!(feed.wants_probe() && feed.next() == 41);
+        feed.refused(100, 7, 1);
+        assert_eq!(feed.next(), 41, "a late refusal changes nothing");
+        feed.probed();
+        feed.acknowledged(40, 2);
+        assert!(feed.takes_entries(1000));
+        feed.sent(&entries(41..=50), 2);
+        assert_eq!((feed.next(), feed.matched()), (51, 40));
+        assert!(!feed.takes_entries(1000), "1000 bytes are in flight");
+        feed.acknowledged(50, 3);
+        assert!(feed.takes_entries(1000));
+        feed.sent(&entries(51..=52), 4);
+        feed.answered_heartbeat(13, 10);
+        assert_eq!(feed.next(), 53, "the acknowledgement may still come");
+        feed.answered_heartbeat(14, 10);
+        assert!(feed.wants_probe() && feed.next() == 51);
+    }
+
+    #[test]
+    fn a_series_of_refusals_ends_whatever_the_hints_say() {
+        let mut feed = Feed::new(1000, 0);
+        for turn in 0..999 {
+            assert_eq!(feed.next(), 1000 - turn);
+            feed.probed();
+            feed.refused(feed.next() - 1, u64::MAX - 1, turn);
+        }
+        assert_eq!(feed.next(), 1);
+        feed.refused(0, 5, 1);
+        assert_eq!(feed.next(), 1);
+    }
+
+    #[test]
+    fn acknowledgements_during_a_snapshot_count_only_from_its_index_on() {
+        let mut feed = Feed::new(10, 0);
+        feed.snapshot(50);
+        feed.acknowledged(9, 1);
+        feed.refused(9, 3, 1);
+        feed.probe();
+        assert!(!feed.wants_probe() && !feed.takes_entries(1));
+        feed.snapshot_ended(false);
+        assert!(feed.wants_probe() && feed.next() == 1);
+        feed.snapshot(50);
+        feed.acknowledged(60, 2);
+        assert!(feed.takes_entries(1) && feed.next() == 61);
+        feed.snapshot_ended(true);
+        assert_eq!(feed.next(), 61, "the report comes late");
+    }
+
+    #[test]
+    fn entries_that_were_read_are_sent_in_order_and_within_the_limit() {
+        let mut feeds = Feeds::default();
+        feeds.add(9, 11, 0);
+        let fetch = Fetch { to: MemberId(9), first: Index(11), last: Index(20), bytes_max: 1000 };
+        feeds.fetch(fetch);
+        feeds.fetch(Fetch { first: Index(12), ..fetch });
+        assert_eq!(feeds.take_fetches(), [fetch]);
+        feeds.fetched(Fetch { first: Index(12), ..fetch }, entries(12..=13).into_iter());
+        feeds.fetched(fetch, entries(11..=19).into_iter());
+        let feed = feeds.get_mut(9).expect("added");
+        assert_eq!(feed.take_fetched(1).len(), 1);
+        let some = feed.take_fetched(3 * 116);
+        assert_eq!(some.len(), 3);
+        feed.sent(&some, 1);
+        assert_eq!(feed.take_fetched(u64::MAX).first().map(|entry| entry.index), Some(14));
+        feeds.remove(9);
+        assert!(feeds.is_empty() && !feeds.contains(9));
+    }
+}

@@ -1,0 +1,378 @@
+//! Feeds observers: processes outside of the cluster's membership that follow its log.
+//!
+//! Any node can be a feeder, whether it leads or not, and an observer can feed others. The feeder sends its
+//! observers the entries that it has applied, in the messages with which a leader feeds its followers. So an
+//! observer's raft is a follower whose leader is its feeder. What keeps observers out of raft:
+//!
+//! * **No vote, no quorum.** An observer is in no configuration of the cluster. Its acknowledgements reach only
+//!   the [`Feeds`] of its feeder, never the raft crate, so they count for no commit, and no term of an observer
+//!   reaches a member.
+//! * **Only what is applied.** An observer never has an entry that the cluster could lose, so its log is never
+//!   replaced, and it can go to another feeder at any time.
+//! * **Its term is its feeder's.** Terms protect votes, and an observer has none. So it also takes a lower term
+//!   from a new feeder, as long as its own log has no entry of a newer one. Its proposals are then bound to the
+//!   term that its feeder knows.
+//! * **Reads.** The feeder returns an observer's question with the effects ([`ObserverRead`]), and its caller
+//!   lets it share a round with the reads of its own clients.
+//! * **Proposals** are passed on to the leader with the term to which they are bound (`receiving.rs`).
+//!
+//! The heartbeat of a feeder has in its context the id of the cluster's leader (8 bytes, big-endian), for
+//! clients who ask for it, and the number of feeders before this one (1 byte), so that observers that feed each
+//! other in a circle notice it.
+
+use bytes::Bytes;
+use numbers::{Index, MemberId};
+use raft::eraftpb::{self, MessageType};
+
+use super::{APPEND_BYTES_MAX, Node, other};
+use crate::effects::{ObserverRead, Progress};
+use crate::entry::Entry;
+use crate::event::{Fetch, Refusal};
+use crate::wire::{self, BINDS_PROPOSALS};
+
+/// Maximum number of observers' reads that wait for the caller. Further ones are refused.
+const OBSERVER_READS_MAX: usize = 4096;
+
+/// Types of the messages that a feeder sends to its observers.
+const FROM_FEEDER: [MessageType; 4] = [
+    MessageType::MsgAppend,
+    MessageType::MsgHeartbeat,
+    MessageType::MsgSnapshot,
+    MessageType::MsgReadIndexResp,
+];
+
+/// Maximum number of feeders between an observer and a member, its own included. Observers that feed each other
+/// in a circle exceed it; then they know no leader.
+const DEPTH_MAX: u8 = 8;
+
+/// For an observer: where its entries come from.
+#[derive(Clone, Copy, Debug, Default)]
+pub(super) struct Upstream {
+    /// Id of the feeder whose messages this observer takes; 0 for none.
+    feeder: u64,
+    /// Id of the cluster's leader according to the feeder; 0 for none.
+    leader: u64,
+    /// Number of feeders up to the member from which the entries come; 0 while it is not known.
+    depth: u8,
+}
+
+impl Node {
+    /// Returns the node that may send this one appends and snapshots: the leader, or the feeder of an
+    /// observer. [`MemberId::NONE`] if it is not known or was silent for too long.
+    pub fn source(&self) -> MemberId {
+        if self.leaving.is_some() { MemberId::NONE } else { MemberId(self.raw.raft.leader_id) }
+    }
+
+    /// Returns the leader of the cluster; 0 for none.
+    pub(super) fn leader(&self) -> u64 {
+        match (self.config.observes, self.raw.raft.leader_id) {
+            (_, 0) => 0,
+            (true, _) => self.upstream.leader,
+            (false, leader) => leader,
+        }
+    }
+
+    /// Returns what this node knows about the observers that it feeds, by id.
+    pub fn observers(&self) -> Vec<Progress> {
+        self.feeds.progress(self.ticks, self.silence_max())
+    }
+
+    /// Returns true if this node feeds any observer.
+    pub fn feeds_observers(&self) -> bool {
+        !self.feeds.is_empty()
+    }
+
+    /// Returns the number of feeders between this observer and a member, including its own feeder; 0 if this
+    /// node is a member or knows no feeder.
+    pub fn feed_depth(&self) -> u8 {
+        self.upstream.depth
+    }
+
+    fn silence_max(&self) -> u64 {
+        2 * self.config.election_ticks as u64
+    }
+
+    pub(super) fn add_observer(&mut self, id: MemberId) {
+        if id != MemberId::NONE && id != self.config.id {
+            self.feeds.add(id.0, self.raw.raft.raft_log.applied + 1, self.ticks);
+        }
+    }
+
+    /// Lets an observer follow another feeder. Nothing that the earlier one sent is lost.
+    pub(super) fn follow_feeder(&mut self, feeder: MemberId) {
+        if self.config.observes && self.upstream.feeder != feeder.0 {
+            self.upstream = Upstream { feeder: feeder.0, ..Upstream::default() };
+            self.lose_feeder();
+        }
+    }
+
+    fn lose_feeder(&mut self) {
+        let term = self.raw.raft.term;
+        self.raw.raft.become_follower(term, 0);
+        (self.upstream.leader, self.upstream.depth) = (0, 0);
+        self.stands_anew = true;
+    }
+
+    /// Counts a tick: sends the heartbeats of a feeder. An observer whose feeder is silent for two election
+    /// timeouts knows no leader any more.
+    pub(super) fn tick_feeds(&mut self) {
+        let raft = &self.raw.raft;
+        if self.config.observes && raft.leader_id != 0 && raft.election_elapsed as u64 >= self.silence_max() {
+            self.lose_feeder();
+        }
+        let raft = &self.raw.raft;
+        if self.feeds.is_empty()
+            || raft.term == 0
+            || !self.ticks.is_multiple_of(self.config.heartbeat_ticks as u64)
+        {
+            return;
+        }
+        let (applied, term, persisted) = (raft.raft_log.applied, raft.term, raft.raft_log.persisted);
+        let depth =
+            if self.config.observes && self.upstream.depth == 0 { DEPTH_MAX } else { self.upstream.depth };
+        let standing = Bytes::from([&self.leader().to_be_bytes()[..], &[depth]].concat());
+        let hint = if self.binds_proposals() { BINDS_PROPOSALS } else { 0 };
+        let observers: Vec<(u64, u64)> =
+            self.feeds.iter_mut().map(|(id, feed)| (id, feed.matched())).collect();
+        for (to, matched) in observers {
+            let mut beat = eraftpb::Message {
+                to,
+                from: self.config.id.0,
+                term,
+                commit: matched.min(applied),
+                reject_hint: hint,
+                context: standing.clone(),
+                ..Default::default()
+            };
+            beat.set_msg_type(MessageType::MsgHeartbeat);
+            self.outbox.post(beat, persisted);
+        }
+    }
+
+    /// Sends each observer what it lacks.
+    pub(super) fn feed(&mut self) {
+        if self.feeds.is_empty() || self.raw.raft.term == 0 || self.restoring.is_some() {
+            return;
+        }
+        let mut feeds = std::mem::take(&mut self.feeds);
+        for (id, feed) in feeds.iter_mut() {
+            while let Some(message) = self.next_for(id, feed) {
+                let persisted = self.raw.raft.raft_log.persisted;
+                self.outbox.post(message, persisted);
+            }
+        }
+        // Old entries are read for observers that can take some.
+        let before_index = self.raw.store().before_index;
+        let bytes_in_flight_max = self.config.bytes_in_flight_max;
+        let behind: Vec<Fetch> = feeds
+            .iter_mut()
+            .filter(|(_, feed)| {
+                feed.takes_entries(bytes_in_flight_max)
+                    && feed.next() <= before_index
+                    && feed.take_fetched(1).is_empty()
+            })
+            .map(|(id, feed)| Fetch {
+                to: MemberId(id),
+                first: Index(feed.next()),
+                last: Index(before_index + 1),
+                bytes_max: APPEND_BYTES_MAX,
+            })
+            .collect();
+        for fetch in behind {
+            feeds.fetch(fetch);
+        }
+        self.feeds = feeds;
+    }
+
+    /// Returns the next message for an observer; `None` if there is nothing to send now.
+    fn next_for(&self, id: u64, feed: &mut crate::feeds::Feed) -> Option<eraftpb::Message> {
+        let tail = self.raw.store();
+        let applied = self.raw.raft.raft_log.applied;
+        let is_probe = feed.wants_probe();
+        let has_news = feed.next() <= applied;
+        if !is_probe && !(has_news && feed.takes_entries(self.config.bytes_in_flight_max)) {
+            return None;
+        }
+        let before = feed.next() - 1;
+        // An observer may be ahead of this node. Then it is asked about the newest entry here.
+        let before = if is_probe { before.min(applied) } else { before };
+        let term = if before == 0 { Some(0) } else { tail.term_of(before) };
+        let (Some(log_term), true) = (term, before + 1 >= tail.first_index) else {
+            return self.snapshot_for(id, feed);
+        };
+        let entries = if is_probe {
+            Vec::new()
+        } else if before >= tail.before_index {
+            crate::tail::limited(tail.between(before, applied), APPEND_BYTES_MAX)
+        } else {
+            feed.take_fetched(APPEND_BYTES_MAX)
+        };
+        if is_probe {
+            feed.probed();
+        } else if entries.is_empty() {
+            return None;
+        }
+        feed.sent(&entries, self.ticks);
+        let mut append = eraftpb::Message {
+            to: id,
+            from: self.config.id.0,
+            term: self.raw.raft.term,
+            log_term,
+            index: before,
+            commit: applied,
+            ..Default::default()
+        };
+        append.set_msg_type(MessageType::MsgAppend);
+        append.set_entries(entries.into());
+        Some(append)
+    }
+
+    fn snapshot_for(&self, id: u64, feed: &mut crate::feeds::Feed) -> Option<eraftpb::Message> {
+        let mut snapshot = raft::Storage::snapshot(self.raw.store(), 0, id).ok()?;
+        let learners = &mut snapshot.mut_metadata().mut_conf_state().learners;
+        learners.retain(|learner| !self.config.observes || *learner != self.config.id.0);
+        feed.snapshot(snapshot.get_metadata().index);
+        let mut message = eraftpb::Message {
+            to: id,
+            from: self.config.id.0,
+            term: self.raw.raft.term,
+            ..Default::default()
+        };
+        message.set_msg_type(MessageType::MsgSnapshot);
+        message.set_snapshot(snapshot);
+        Some(message)
+    }
+
+    /// Takes the answer to a fetch for an observer.
+    pub(super) fn fetched_for_observer(&mut self, fetch: Fetch, entries: &[Entry]) {
+        let tail = self.raw.store();
+        let sound = entries.iter().enumerate().all(|(at, entry)| {
+            entry.index == fetch.first + at as u64
+                && entry.index < fetch.last
+                && tail.term_of(entry.index.0) == Some(entry.term.0)
+        });
+        let entries = entries.iter().filter(|_| sound).map(Entry::to_raft);
+        self.feeds.fetched(fetch, entries);
+    }
+
+    /// Returns true if an observer that this node feeds has sent this message. If two observers feed each
+    /// other by mistake, the type of a message shows which of the two it is for.
+    pub(super) fn is_of_observer(&self, message: &eraftpb::Message) -> bool {
+        self.feeds.contains(message.from) && !FROM_FEEDER.contains(&message.get_msg_type())
+    }
+
+    /// Handles a message of an observer that this node feeds.
+    pub(super) fn receive_of_observer(&mut self, mut message: eraftpb::Message) -> Result<(), Refusal> {
+        let (tick, ticks_max) = (self.ticks, self.config.election_ticks as u64);
+        let own_term = self.raw.raft.term;
+        let Some(feed) = self.feeds.get_mut(message.from) else { return Ok(()) };
+        match message.get_msg_type() {
+            // The observer has entries of a newer term than this node knows. This is how it refuses what is
+            // older, and it tells nothing about its log.
+            MessageType::MsgAppendResponse if message.term > own_term => {}
+            MessageType::MsgAppendResponse if message.reject => {
+                feed.refused(message.index, message.reject_hint, tick);
+            }
+            MessageType::MsgAppendResponse => feed.acknowledged(message.index, tick),
+            MessageType::MsgHeartbeatResponse => feed.answered_heartbeat(tick, ticks_max),
+            MessageType::MsgReadIndex => {
+                if self.observer_reads.len() >= OBSERVER_READS_MAX {
+                    return Err(other("too many reads of observers wait"));
+                }
+                let context = message.take_entries().into_iter().next().map(|entry| entry.data);
+                let read =
+                    ObserverRead { from: MemberId(message.from), context: context.unwrap_or_default() };
+                self.observer_reads.push(read);
+            }
+            kind => return Err(other(format!("{} of an observer", wire::name(kind)))),
+        }
+        Ok(())
+    }
+
+    /// Answers a read of an observer: it may be served once the observer has applied the entries up to
+    /// `index`.
+    pub(super) fn answer_observer(&mut self, read: ObserverRead, index: Index) {
+        if !self.feeds.contains(read.from.0) {
+            return;
+        }
+        let raft = &self.raw.raft;
+        let (term, persisted) = (raft.term, raft.raft_log.persisted);
+        let mut answer = eraftpb::Message {
+            to: read.from.0,
+            from: self.config.id.0,
+            term,
+            index: index.0,
+            ..Default::default()
+        };
+        answer.set_msg_type(MessageType::MsgReadIndexResp);
+        answer.set_entries(vec![eraftpb::Entry { data: read.context, ..Default::default() }].into());
+        self.outbox.post(answer, persisted);
+    }
+
+    /// Prepares a message of the feeder for the raft crate of this observer. Refuses messages of others, and
+    /// those that contradict what this observer has applied.
+    pub(super) fn prepare_for_observer(&mut self, message: &mut eraftpb::Message) -> Result<(), Refusal> {
+        use MessageType as M;
+        let kind = message.get_msg_type();
+        if message.from != self.upstream.feeder {
+            return Err(other(format!(
+                "{} of {:x}, which is not the feeder",
+                wire::name(kind),
+                message.from
+            )));
+        }
+        if !FROM_FEEDER.contains(&kind) {
+            return Err(other(format!("{} to an observer", wire::name(kind))));
+        }
+        let raft = &self.raw.raft;
+        let log = &raft.raft_log;
+        if message.term < raft.term && message.term > 0 && message.term >= log.last_term() {
+            let term = message.term;
+            self.raw.raft.become_follower(term, message.from);
+        }
+        let log = &self.raw.raft.raft_log;
+        let contradicts = |index: u64, term: u64| {
+            index > 0
+                && index <= log.committed
+                && self.raw.store().term_of(index).is_some_and(|own| own != term)
+        };
+        let entries = message.entries.iter().map(|entry| (entry.index, entry.term));
+        let before = (kind == M::MsgAppend).then_some((message.index, message.log_term));
+        let snapshot = message.has_snapshot().then(|| {
+            let metadata = message.get_snapshot().get_metadata();
+            (metadata.index, metadata.term)
+        });
+        let entries = entries.filter(|_| kind == M::MsgAppend);
+        if let Some((index, term)) = entries.chain(before).chain(snapshot).find(|(i, t)| contradicts(*i, *t))
+        {
+            return Err(Refusal::OtherHistory { index: Index(index), term });
+        }
+        match kind {
+            M::MsgSnapshot => {
+                // The raft crate installs a snapshot only if it names this node.
+                let id = self.config.id.0;
+                let learners = &mut message.mut_snapshot().mut_metadata().mut_conf_state().learners;
+                if !learners.contains(&id) {
+                    learners.push(id);
+                }
+            }
+            M::MsgHeartbeat => {
+                let (leader, depth) = match message.context.split_last_chunk::<1>() {
+                    Some((leader, [depth])) => {
+                        (<[u8; 8]>::try_from(leader).map_or(0, u64::from_be_bytes), *depth)
+                    }
+                    None => (0, DEPTH_MAX),
+                };
+                // Behind too many feeders there may be no member at all. The entries are taken all the same.
+                let (leader, depth) = if depth < DEPTH_MAX { (leader, depth + 1) } else { (0, 0) };
+                self.upstream.depth = depth;
+                if leader != self.upstream.leader {
+                    self.upstream.leader = leader;
+                    self.stands_anew = true;
+                }
+            }
+            _ => {}
+        }
+        Ok(())
+    }
+}
