@@ -18,6 +18,8 @@ pub struct Config {
     pub name: String,
     /// Zone that this member reports as its location; empty for none.
     pub zone: String,
+    /// Settings of an observer; `None` for a member.
+    pub observer: Option<ObserverOptions>,
     /// Release of etcd that this member reports, such as `3.7.1`.
     pub api_version: &'static str,
     /// Feature gates that were set.
@@ -124,6 +126,13 @@ pub struct ClusterOptions {
     pub strict_reconfig_check: bool,
     /// Maximum number of learners in the cluster.
     pub max_learners: u64,
+}
+
+/// The settings of an observer, which follows the log of a cluster without being a member.
+#[derive(Clone, Debug)]
+pub struct ObserverOptions {
+    /// Peer URLs of members or observers, from which the log is taken; at least one.
+    pub feeds: Vec<Url>,
 }
 
 /// Elections, replication and the length of the raft log.

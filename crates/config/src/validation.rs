@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::config::{
     AuditLogOptions, AuthOptions, AutoCompaction, CheckOptions, ClientOptions, ClusterOptions,
     CompactionOptions, Config, InitialClusterState, LimitOptions, ListenOptions, ObservabilityOptions,
-    RaftOptions, StorageOptions, TracingOptions,
+    ObserverOptions, RaftOptions, StorageOptions, TracingOptions,
 };
 use super::discovery::{self, Discovery};
 use super::feature_gate::FeatureGates;
@@ -101,6 +101,7 @@ pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Res
         strict_reconfig_check: settings.get(table::STRICT_RECONFIG_CHECK),
         max_learners: not_negative(settings, table::MAX_LEARNERS)?,
     };
+    let observer = observer(settings)?;
     let downgrade_check_time = duration(settings, table::DOWNGRADE_CHECK_TIME)?;
     let read_timeout = raft_timeout(settings, table::RAFT_READ_TIMEOUT)?;
     let write_timeout = raft_timeout(settings, table::RAFT_WRITE_TIMEOUT)?;
@@ -138,6 +139,7 @@ pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Res
     Ok(Config {
         name,
         zone: settings.get(table::ZONE).to_owned(),
+        observer,
         api_version: release(settings.get(table::API_VERSION)),
         feature_gates,
         memory_mlock: settings.get(table::MEMORY_MLOCK),
@@ -281,6 +283,38 @@ fn compact_hash_check_time(settings: &Settings) -> Result<Duration, Refusal> {
         return Err(Refusal::invalid("--compact-hash-check-time must be >0 (set to 0s)"));
     }
     Ok(time)
+}
+
+/// Returns the settings of an observer; `None` if none of its flags is set.
+fn observer(settings: &Settings) -> Result<Option<ObserverOptions>, Refusal> {
+    let feeds = settings.get(table::FEED).to_vec();
+    if feeds.is_empty() {
+        return Ok(None);
+    }
+    check_hosts(&feeds, "--feed", "must be \"host:port\"")?;
+    let given = [
+        settings.is_set(table::INITIAL_CLUSTER).then_some("initial-cluster"),
+        settings.is_set(table::INITIAL_CLUSTER_STATE).then_some("initial-cluster-state"),
+        settings.is_set(table::INITIAL_CLUSTER_TOKEN).then_some("initial-cluster-token"),
+        settings.is_set(table::DISCOVERY_ENDPOINTS).then_some("discovery-endpoints"),
+        settings.is_set(table::DISCOVERY_TOKEN).then_some("discovery-token"),
+        settings.is_set(table::DISCOVERY_SRV).then_some("discovery-srv"),
+        settings.is_set(table::FORCE_NEW_CLUSTER).then_some("force-new-cluster"),
+        settings.is_set(table::AUTO_COMPACTION_RETENTION).then_some("auto-compaction-retention"),
+        settings.is_set(table::AUTO_COMPACTION_MODE).then_some("auto-compaction-mode"),
+        settings.is_set(table::PRE_VOTE).then_some("pre-vote"),
+        settings.is_set(table::STRICT_RECONFIG_CHECK).then_some("strict-reconfig-check"),
+        settings.is_set(table::INITIAL_ELECTION_TICK_ADVANCE).then_some("initial-election-tick-advance"),
+        settings.is_set(table::CORRUPT_CHECK_TIME).then_some("corrupt-check-time"),
+        settings.is_set(table::COMPACT_HASH_CHECK_TIME).then_some("compact-hash-check-time"),
+        settings.is_set(table::DOWNGRADE_CHECK_TIME).then_some("downgrade-check-time"),
+    ];
+    if let Some(flag) = given.into_iter().flatten().next() {
+        return Err(Refusal::invalid(format!(
+            "--{flag} is for members: an observer (--feed) neither forms nor leads a cluster"
+        )));
+    }
+    Ok(Some(ObserverOptions { feeds }))
 }
 
 struct Urls {

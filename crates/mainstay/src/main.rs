@@ -49,8 +49,9 @@ fn main() -> ExitCode {
 }
 
 /// Words that are commands if they are the first word on the command line.
-const COMMANDS: [&str; 14] = [
+const COMMANDS: [&str; 15] = [
     "server",
+    "observer",
     "rebuild",
     "ctl",
     "utl",
@@ -75,6 +76,7 @@ fn dispatch(arguments: &[OsString]) -> ExitCode {
         Some("help") => dispatch(&[rest, &[OsString::from("--help")]].concat()),
         Some("version") => member::run(&[OsString::from("--version")], Purpose::Serve),
         Some("server") => member::run(rest, Purpose::Serve),
+        Some("observer") => member::run(rest, Purpose::Observe),
         Some("rebuild") => member::run(rest, Purpose::Rebuild),
         Some("ctl") => ctl::run(rest),
         Some("utl") => utl::run(rest),

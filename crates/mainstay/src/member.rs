@@ -23,6 +23,9 @@ pub enum Purpose {
     /// Started as `mainstay`: if standard output is a terminal, print a few lines that say where the member
     /// serves.
     Serve,
+    /// Started as `mainstay observer`: run an observer, which follows the log of a cluster without being a
+    /// member.
+    Observe,
     /// Started as `mainstay rebuild`: first replace the damaged member by a new one, which then gets its data
     /// from the other members.
     Rebuild,
@@ -59,6 +62,12 @@ pub fn run(arguments: &[OsString], purpose: Purpose) -> ExitCode {
             print!("{}", config::version_text(option_env!("MAINSTAY_COMMIT")));
             ExitCode::SUCCESS
         }
+        Ok(Invocation::Serve(parsed))
+            if parsed.config.observer.is_some() != (purpose == Purpose::Observe) =>
+        {
+            eprintln!("{}", if purpose == Purpose::Observe { NO_FEED } else { FEED_OF_MEMBER });
+            ExitCode::from(2)
+        }
         Ok(Invocation::Serve(parsed)) => serve(*parsed, purpose != Purpose::Etcd, rebuilding),
         Err(refusal) => {
             let logger = Logger::stderr();
@@ -68,7 +77,14 @@ pub fn run(arguments: &[OsString], purpose: Purpose) -> ExitCode {
     }
 }
 
+const NO_FEED: &str = "mainstay observer needs --feed=URL: the peer URL of a member or of another observer";
+const FEED_OF_MEMBER: &str = "--feed is a flag of `mainstay observer`: members get the log from their leader";
+
 const OTHERS_USAGE: &str = "
+  mainstay observer --feed=URL,... --data-dir=DIR [--listen-client-urls=... and other FLAGS]
+    Serve reads, watches and forwarded writes from a copy of the data, without being a member: see
+    docs/observers.md.
+
   mainstay rebuild FLAGS [--endpoints HOST:PORT,...]
     Restore a member whose data is damaged or lost from the other members: FLAGS are those it was started with. Its data
     is moved aside, not deleted.

@@ -29,6 +29,7 @@ mod leases;
 mod lifecycle;
 mod membership;
 mod meters;
+mod observers;
 mod options;
 mod outgoing;
 mod pace;

@@ -42,6 +42,7 @@ pub mod fold;
 pub mod inbox;
 pub mod long_reads;
 pub mod long_work;
+pub mod observing;
 pub mod other_members;
 pub mod peer_links;
 pub mod pending;

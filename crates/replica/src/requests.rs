@@ -19,6 +19,7 @@ use storage::checkpointer::{CheckpointError, Checkpointed, Relocation};
 use tokio::sync::oneshot;
 
 use crate::arrivals::Charge;
+use crate::observing::{ObserverCard, Registered};
 use crate::received::ReceivedState;
 use crate::stages::RoundTimes;
 
@@ -253,6 +254,10 @@ pub enum PeerRequest {
     StateTrail(RequestId, Index),
     /// Another member reports that this member was removed from the cluster.
     Removed,
+    /// An observer asks to be fed, or to be fed further.
+    Observe(RequestId, Box<ObserverCard>),
+    /// This observer takes its entries from the node with this id, at these peer URLs.
+    Follow(MemberId, Vec<String>),
 }
 
 impl From<PeerRequest> for CoreRequest {
@@ -365,4 +370,6 @@ pub enum ReplyBody {
     Image(Arc<Head>, Box<AsOf>),
     /// The log's disk has too little space for the state that another member wants to send.
     Shortage(Shortage),
+    /// The observer is fed.
+    Registered(Registered),
 }

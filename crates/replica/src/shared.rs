@@ -105,7 +105,7 @@ impl Shared {
                 let voters = self.state.load().members.voters();
                 voters.iter().filter(|id| connected(**id)).count() > voters.len() / 2
             }
-            leader => connected(leader),
+            leader => connected(self.cluster.way_to(leader)),
         };
         if reached { error::TIMEOUT } else { error::TIMEOUT_DUE_TO_CONNECTION_LOST }
     }

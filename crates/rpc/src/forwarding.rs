@@ -16,6 +16,12 @@ use prost::Message;
 
 use replica::shared::Shared;
 
+/// Header of a request to the leader that an observer sends to its feeder: the number of observers that have
+/// passed it on. A member that has it passes the request on to the leader.
+pub const HOPS: &str = "x-mainstay-hops";
+/// Maximum number of observers that pass a request on.
+pub const HOPS_MAX: u32 = 8;
+
 /// Pause before a request to the leader is retried.
 const PAUSE: Duration = Duration::from_millis(50);
 
@@ -43,6 +49,9 @@ async fn ask_leader(
         .body(body)
         .map_err(|e| Status::with(Code::Internal, format!("mainstay: {e}")))?;
     request.headers_mut().extend(token.map(|token| (AUTHORIZATION, token)));
+    if shared.cluster.feeder().is_some() {
+        request.headers_mut().insert(HOPS, HeaderValue::from(1));
+    }
     let deadline = shared.member.clock.now() + shared.member.limits.request_timeout;
     loop {
         let leader = shared.state.load().leader;
@@ -57,7 +66,8 @@ async fn ask_leader(
         if leader != 0
             && let Some(peers) = shared.cluster.peers()
         {
-            let answered = peers.request(Target::Member(leader), request.clone(), left).await;
+            let answered =
+                peers.request(Target::Member(shared.cluster.way_to(leader)), request.clone(), left).await;
             // A member that no longer leads, or a leader that does not know the lease yet, answers with
             // status 500 or 408. The request is then sent again.
             if let Ok(response) = answered

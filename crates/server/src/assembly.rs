@@ -102,6 +102,7 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
         identity,
         api_version: config.api_version,
         zone: config.zone.clone(),
+        observes: config.observer.is_some(),
         limits: limits(&config),
         began: clock.now(),
         clock,

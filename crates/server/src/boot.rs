@@ -23,6 +23,7 @@ use crate::go_environment::GoEnvironment;
 use crate::joining;
 pub use crate::listening::Listening;
 use crate::listening::{Listeners, SocketFile};
+use crate::observing::{self, Registrar};
 use crate::options::{check_options, storage_options};
 use crate::own_console;
 use crate::peering::Peering;
@@ -59,6 +60,8 @@ pub struct Running {
     checkpointer: JoinHandle<()>,
     hasher: JoinHandle<()>,
     monitor: Monitor,
+    /// The thread that registers an observer with its feeder.
+    registrar: Option<Registrar>,
     peers: Arc<Peers>,
     /// Receives a message when the core has ended.
     ended: mpsc::Receiver<()>,
@@ -112,6 +115,9 @@ pub fn start(
         seed: None,
         switches: opening::Switches::default(),
         begin: &|| match config.cluster.discovery {
+            _ if let Some(observer) = &config.observer => {
+                observing::begin(&config, observer, Some(&tls.dialing()), &logger).map_err(Into::into)
+            }
             Some(_) => Ok(joining::begin(&discover(&config)?, Some(&tls.dialing()), &logger)?),
             None => joining::begin(&config, Some(&tls.dialing()), &logger).map_err(Into::into),
         },
@@ -203,7 +209,10 @@ fn serve(
     let audit_log = config.audit_log.clone();
     let console_hosts = config.clients.host_whitelist.clone().unwrap_or_default();
     // A member without data has nothing to compare with the other members, so the check is skipped.
-    let checks = had_data && config.feature_gates.is_enabled(&config::feature_gate::INITIAL_CORRUPT_CHECK);
+    // An observer has no connections with the members; its feeder's data are compared all the time.
+    let checks = had_data
+        && config.observer.is_none()
+        && config.feature_gates.is_enabled(&config::feature_gate::INITIAL_CORRUPT_CHECK);
     let checkpointer = spawn("checkpointer", "the checkpointer thread", move || checkpointer.run(&orders))?;
     let hashing = Arc::clone(&shared);
     let hasher =
@@ -213,6 +222,14 @@ fn serve(
     let (fronts, console): (Arc<Fronts>, Arc<OnceLock<Console>>) = Default::default();
     let console_dialing = tls.console_dialing();
     let reloading = start_reloading(&shared, &logger, tls, &peers, (&fronts, &console))?;
+    let registrar = match &config.observer {
+        Some(observer) => {
+            Some(Registrar::start(&shared, &logger, &config, observer).map_err(|error| {
+                StartError::Thread { what: "the thread that registers with feeders", error }
+            })?)
+        }
+        None => None,
+    };
     let monitor = Monitor::start(&shared, &logger, &check_options(&config))
         .map_err(|error| StartError::Thread { what: "the monitor thread", error })?;
     let mut front_options = front_options(&config, shared.core.outboxes.len(), parts.log.segments().len())?;
@@ -260,6 +277,7 @@ fn serve(
         checkpointer,
         hasher,
         monitor,
+        registrar,
         peers,
         ended,
         clean_shutdown,
@@ -629,6 +647,7 @@ impl Running {
             self.shared.core.inbox.close();
         }
         self.monitor.stop();
+        self.registrar.into_iter().for_each(Registrar::stop);
         self.peers.close();
         self.shared.data.compaction_hashes.stop();
         let _ = self.hasher.join();

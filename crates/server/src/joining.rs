@@ -57,6 +57,8 @@ pub enum JoinError {
         /// The name of this member.
         name: String,
     },
+    /// None of an observer's feeders answers.
+    NoFeeder,
     /// The cluster runs at a version that this member does not support.
     Incompatible {
         /// The version of the cluster.
@@ -75,6 +77,9 @@ impl fmt::Display for JoinError {
             }
             JoinError::NoAnswer => f.write_str(
                 "cannot fetch cluster info from peer urls: could not retrieve cluster information from the given URLs",
+            ),
+            JoinError::NoFeeder => f.write_str(
+                "no feeder answers: --feed needs the peer URL of a running member or observer (see the warnings above)",
             ),
             JoinError::MemberCount { existing } => {
                 write!(f, "error validating peerURLs {existing:?}: member count is unequal")
@@ -254,7 +259,7 @@ fn own_id(bootstrap: &Bootstrap, existing: &[Member]) -> Result<Option<u64>, Joi
 
 /// Returns an error if the cluster runs at a version that this member does not support: one before 3.0, or
 /// one above this member's, except during a downgrade of the cluster to this member's.
-fn check_version(
+pub(crate) fn check_version(
     url: &str,
     own: &'static str,
     tls: Option<&ClientTls>,

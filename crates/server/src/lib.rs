@@ -5,6 +5,7 @@
 //!   by step, without threads, sockets and real time.
 //! * `options` builds the options of the parts from the configuration; `joining` determines the identity of a
 //!   member without data.
+//! * `observing` determines the identity of an observer, and registers it with a feeder.
 //! * [`peering`] answers requests of other members, and passes their raft messages to the core. `memory`
 //!   reads the available memory.
 //! * `go_environment` reads variables of Go's runtime.
@@ -28,6 +29,7 @@ mod go_environment;
 mod joining;
 mod listening;
 mod memory;
+mod observing;
 mod options;
 mod own_console;
 pub mod peering;

@@ -14,6 +14,7 @@ pub(crate) fn storage_options(config: &Config) -> storage::Options {
         data_dir: config.storage.data_dir.clone(),
         wal_dir: config.storage.wal_dir.clone(),
         unsafe_no_fsync: config.storage.unsafe_no_fsync,
+        observes: config.observer.is_some(),
         force_new_cluster: config.cluster.force_new_cluster,
         peer_urls: config.cluster.initial_advertise_peer_urls.clone(),
         rules: storage::rules(config.cluster.max_learners),
@@ -33,6 +34,7 @@ pub(crate) fn core_options(config: &Config) -> replica::core::Options {
         max_learners: config.cluster.max_learners,
         snapshot_count: config.raft.snapshot_count,
         snapshot_catchup_entries: config.raft.snapshot_catchup_entries,
+        observes: config.observer.is_some(),
         auto_compaction: match config.compaction.auto {
             config::AutoCompaction::Off => AutoCompaction::Off,
             config::AutoCompaction::Periodic(period) => AutoCompaction::Periodic(period),

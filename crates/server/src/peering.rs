@@ -6,6 +6,7 @@
 
 mod answers;
 pub mod hashes;
+mod observers;
 mod root;
 
 use std::future::Future;
@@ -29,11 +30,18 @@ use answers::{JSON, PLAIN, answer, refused};
 use replica::core::{
     ChangeAttempt, ClientRequest, LISTED_AT_ONCE, LeaseDetail, MemberChange, PeerRequest, ReplyBody,
 };
+use replica::observing::{CARD_BYTES_MAX, OBSERVERS};
 use replica::shared::Shared;
 use replica::transfer::{ReceiveError, Receiver};
 use storage::block_on::block_on;
 use telemetry::logging::{Logger, Value};
 
+/// Path of the renewals of leases.
+const LEASES: &str = "/leases";
+/// Path of questions about leases.
+const LEASES_INTERNAL: &str = "/leases/internal";
+/// Path before the id of a learner that is promoted.
+const PROMOTE: &str = "/members/promote/";
 const PROTOBUF: &str = "application/protobuf";
 /// Longest body of a lease request in bytes, as in etcd.
 const LEASE_BODY_BYTES_MAX: usize = 64 << 10;
@@ -269,16 +277,26 @@ async fn route(
     request: Request<Bytes>,
 ) -> Response<Bytes> {
     let path = request.uri().path().to_owned();
+    let for_leader = [LEASES, LEASES_INTERNAL].contains(&path.as_str()) || path.starts_with(PROMOTE);
+    if for_leader
+        && let Some(hops) = observers::hops(request.headers())
+        && shared.state.load().leader != shared.member.identity.member_id
+        && request.body().len() <= LEASE_BODY_BYTES_MAX
+    {
+        return observers::pass_on(&shared, request, hops).await;
+    }
     match (request.method(), path.as_str()) {
+        (&Method::POST, OBSERVERS) => observers::register(&shared, &request).await,
+        (_, OBSERVERS) => not_allowed("POST"),
         (&Method::GET, "/members") => members(&shared),
         (_, "/members") => not_allowed("GET"),
         (_, "/version") => rpc::http::version(&shared, &request),
-        (&Method::POST, "/leases" | "/leases/internal") if request.body().len() > LEASE_BODY_BYTES_MAX => {
+        (&Method::POST, LEASES | LEASES_INTERNAL) if request.body().len() > LEASE_BODY_BYTES_MAX => {
             refused(StatusCode::BAD_REQUEST, "error reading body")
         }
-        (&Method::POST, "/leases") => renew(&shared, request.into_body()).await,
-        (&Method::POST, "/leases/internal") => time_to_live(&shared, request.into_body()).await,
-        (_, "/leases" | "/leases/internal") => refused(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed"),
+        (&Method::POST, LEASES) => renew(&shared, request.into_body()).await,
+        (&Method::POST, LEASES_INTERNAL) => time_to_live(&shared, request.into_body()).await,
+        (_, LEASES | LEASES_INTERNAL) => refused(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed"),
         (&Method::GET, consistency::comparison::HASH_KV) => hashes::hash_kv(&shared, &request).await,
         (_, consistency::comparison::HASH_KV) => not_allowed("GET"),
         (&Method::GET, "/downgrade/enabled") => {
@@ -289,7 +307,7 @@ async fn route(
         (&Method::GET, consistency::comparison::STATE_HASHES) => {
             hashes::state_hashes(&shared, &request).await
         }
-        (method, path) => match path.strip_prefix("/members/promote/") {
+        (method, path) => match path.strip_prefix(PROMOTE) {
             Some(id) if method == Method::POST => {
                 let is_root = root::is_root(&shared, &logger, request.headers());
                 promote(&shared, id, is_root).await
@@ -354,7 +372,8 @@ impl peer::Handler for Peering {
     fn body_bytes_max(&self, head: &http::request::Parts) -> usize {
         match (&head.method, head.uri.path()) {
             // Allows one byte more than the limit, so that the handler notices a body that is too long.
-            (&Method::POST, "/leases" | "/leases/internal") => LEASE_BODY_BYTES_MAX + 1,
+            (&Method::POST, LEASES | LEASES_INTERNAL) => LEASE_BODY_BYTES_MAX + 1,
+            (&Method::POST, OBSERVERS) => CARD_BYTES_MAX,
             (&Method::GET, consistency::comparison::HASH_KV) => HASH_BODY_BYTES_MAX,
             _ => 0,
         }

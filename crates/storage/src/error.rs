@@ -72,6 +72,16 @@ pub enum DataDirError {
         /// The data directory that the export created for etcd.
         to: PathBuf,
     },
+    /// The directory belongs to an observer, and a member was started on it.
+    OfObserver {
+        /// Path of the data directory.
+        data_dir: PathBuf,
+    },
+    /// The directory belongs to a member, and an observer was started on it.
+    OfMember {
+        /// Path of the data directory.
+        data_dir: PathBuf,
+    },
     /// The directory contains no member.
     Empty {
         /// Directory that was searched.

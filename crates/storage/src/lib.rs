@@ -51,6 +51,7 @@ pub mod identity;
 pub mod kv_hash;
 pub mod log_dir;
 pub mod nospace;
+pub mod observer_mark;
 pub mod opening;
 mod options;
 pub mod read_ahead;

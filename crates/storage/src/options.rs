@@ -15,6 +15,8 @@ pub struct Options {
     pub wal_dir: Option<PathBuf>,
     /// True if writes are not synced, so that acknowledged writes can be lost. For tests.
     pub unsafe_no_fsync: bool,
+    /// True if the directory is that of an observer, which is no member of the cluster.
+    pub observes: bool,
     /// True if the start makes the member the only one of its cluster.
     pub force_new_cluster: bool,
     /// Peer URLs that this member announces to other members; at least one. Used only with

@@ -343,6 +343,18 @@ static ETCDSERVERPB_MOVELEADERREQUEST: Message = Message { name: "etcdserverpb.M
 static ETCDSERVERPB_MOVELEADERRESPONSE: Message = Message { name: "etcdserverpb.MoveLeaderResponse", fields: &[
     Field { name: "header", json_name: "header", number: 1, kind: Kind::Message(&ETCDSERVERPB_RESPONSEHEADER), repeated: false, oneof: None },
 ] };
+static ETCDSERVERPB_OBSERVERSTATUS: Message = Message { name: "etcdserverpb.ObserverStatus", fields: &[
+    Field { name: "ID", json_name: "ID", number: 1, kind: Kind::Uint64, repeated: false, oneof: None },
+    Field { name: "name", json_name: "name", number: 2, kind: Kind::String, repeated: false, oneof: None },
+    Field { name: "peerURLs", json_name: "peerURLs", number: 3, kind: Kind::String, repeated: true, oneof: None },
+    Field { name: "clientURLs", json_name: "clientURLs", number: 4, kind: Kind::String, repeated: true, oneof: None },
+    Field { name: "zone", json_name: "zone", number: 5, kind: Kind::String, repeated: false, oneof: None },
+    Field { name: "release", json_name: "release", number: 6, kind: Kind::String, repeated: false, oneof: None },
+    Field { name: "matchedIndex", json_name: "matchedIndex", number: 7, kind: Kind::Uint64, repeated: false, oneof: None },
+    Field { name: "lagEntries", json_name: "lagEntries", number: 8, kind: Kind::Uint64, repeated: false, oneof: None },
+    Field { name: "active", json_name: "active", number: 9, kind: Kind::Bool, repeated: false, oneof: None },
+    Field { name: "state", json_name: "state", number: 10, kind: Kind::String, repeated: false, oneof: None },
+] };
 static ETCDSERVERPB_PUTREQUEST: Message = Message { name: "etcdserverpb.PutRequest", fields: &[
     Field { name: "key", json_name: "key", number: 1, kind: Kind::Bytes, repeated: false, oneof: None },
     Field { name: "value", json_name: "value", number: 2, kind: Kind::Bytes, repeated: false, oneof: None },
@@ -422,6 +434,9 @@ static ETCDSERVERPB_STATUSRESPONSE: Message = Message { name: "etcdserverpb.Stat
     Field { name: "dbSizeQuota", json_name: "dbSizeQuota", number: 12, kind: Kind::Int64, repeated: false, oneof: None },
     Field { name: "downgradeInfo", json_name: "downgradeInfo", number: 13, kind: Kind::Message(&ETCDSERVERPB_DOWNGRADEINFO), repeated: false, oneof: None },
     Field { name: "zone", json_name: "zone", number: 1001, kind: Kind::String, repeated: false, oneof: None },
+    Field { name: "observers", json_name: "observers", number: 1002, kind: Kind::Message(&ETCDSERVERPB_OBSERVERSTATUS), repeated: true, oneof: None },
+    Field { name: "isObserver", json_name: "isObserver", number: 1003, kind: Kind::Bool, repeated: false, oneof: None },
+    Field { name: "feeder", json_name: "feeder", number: 1004, kind: Kind::Uint64, repeated: false, oneof: None },
 ] };
 static ETCDSERVERPB_TXNREQUEST: Message = Message { name: "etcdserverpb.TxnRequest", fields: &[
     Field { name: "compare", json_name: "compare", number: 1, kind: Kind::Message(&ETCDSERVERPB_COMPARE), repeated: true, oneof: None },

@@ -859,7 +859,7 @@ pub struct DowngradeVersionTestRequest {
 #[derive(Clone, Copy, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct StatusRequest {}
 /// What one member says of itself. Sizes in bytes.
-#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+#[derive(Clone, PartialEq, ::prost::Message)]
 pub struct StatusResponse {
     #[prost(message, optional, tag = "1")]
     pub header: ::core::option::Option<ResponseHeader>,
@@ -890,6 +890,44 @@ pub struct StatusResponse {
     /// Ours: the zone that the member says it is in. etcd's clients pass it over.
     #[prost(string, tag = "1001")]
     pub zone: ::prost::alloc::string::String,
+    /// Ours: the observers that the node feeds.
+    #[prost(message, repeated, tag = "1002")]
+    pub observers: ::prost::alloc::vec::Vec<ObserverStatus>,
+    /// Ours: true if the node is an observer and no member.
+    #[prost(bool, tag = "1003")]
+    pub is_observer: bool,
+    /// Ours: for an observer, the node from which it takes the log; 0 if it has none.
+    #[prost(uint64, tag = "1004")]
+    pub feeder: u64,
+}
+/// Ours: what a feeder knows about an observer.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct ObserverStatus {
+    #[prost(uint64, tag = "1")]
+    pub id: u64,
+    #[prost(string, tag = "2")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(string, repeated, tag = "3")]
+    pub peer_urls: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(string, repeated, tag = "4")]
+    pub client_urls: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(string, tag = "5")]
+    pub zone: ::prost::alloc::string::String,
+    /// Release of Mainstay.
+    #[prost(string, tag = "6")]
+    pub release: ::prost::alloc::string::String,
+    /// Index of the newest entry that is known to be on the observer's disk.
+    #[prost(uint64, tag = "7")]
+    pub matched_index: u64,
+    /// Number of entries that the feeder has applied and the observer has not acknowledged.
+    #[prost(uint64, tag = "8")]
+    pub lag_entries: u64,
+    /// False if the observer has not answered for two election timeouts.
+    #[prost(bool, tag = "9")]
+    pub active: bool,
+    /// "probe", "replicate" or "snapshot".
+    #[prost(string, tag = "10")]
+    pub state: ::prost::alloc::string::String,
 }
 /// Whether a downgrade is under way, and to which version.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -22,6 +22,7 @@ mod member;
 mod mirror;
 mod mirror_revisions;
 mod move_leader;
+mod observer;
 mod options;
 mod put;
 mod role;
@@ -108,6 +109,7 @@ static COMMANDS: &[Command<Run>] = &[
     endpoint::ENDPOINT,
     member::MEMBER,
     move_leader::MOVE_LEADER,
+    observer::OBSERVER,
     snapshot::SNAPSHOT, //
     elect::ELECT,
     lock::LOCK, //

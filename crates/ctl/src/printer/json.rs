@@ -9,7 +9,7 @@ use api::etcdserverpb::{self as pb, response_op::Response};
 use api::mvccpb::{Event, KeyValue};
 use cli::json;
 
-use super::Answer;
+use super::{Answer, ObserverRow};
 
 pub(super) fn print(out: &mut Vec<u8>, hex: bool, answer: &Answer<'_>) {
     out.extend_from_slice(value(hex, answer).as_bytes());
@@ -75,6 +75,22 @@ fn value(hex: bool, answer: &Answer<'_>) -> String {
                 .number("hash_revision", r.hash_revision)
                 .end();
             Object::new().raw("Endpoint", json::string(endpoint)).raw("HashKV", hash).end()
+        }),
+        Answer::Observers(all) => slice(all, |ObserverRow { fed_by, observer: o }| {
+            let urls = |urls: &[String]| list(urls, |url| json::string(url));
+            Object::new()
+                .raw("ID", o.id.to_string())
+                .raw("name", json::string(&o.name))
+                .raw("peerURLs", urls(&o.peer_urls))
+                .raw("clientURLs", urls(&o.client_urls))
+                .text("zone", &o.zone)
+                .text("release", &o.release)
+                .raw("fedBy", fed_by.to_string())
+                .raw("state", json::string(&o.state))
+                .raw("matchedIndex", o.matched_index.to_string())
+                .raw("lagEntries", o.lag_entries.to_string())
+                .raw("active", o.active.to_string())
+                .end()
         }),
         Answer::MoveLeader(_, _, r) => only_header(r.header.as_ref()),
         Answer::DowngradeValidate(r) | Answer::DowngradeEnable(r) | Answer::DowngradeCancel(r) => {

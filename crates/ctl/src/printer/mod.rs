@@ -75,6 +75,15 @@ pub struct EndpointHealth {
     pub error: String,
 }
 
+/// An observer, and the node that feeds it.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ObserverRow {
+    /// Id of the feeder.
+    pub fed_by: u64,
+    /// What the feeder knows about the observer.
+    pub observer: pb::ObserverStatus,
+}
+
 /// All responses and results that the tool can print. A variant has additional values if the output shows
 /// more than the response contains, such as the endpoint that was queried.
 #[derive(Clone, Copy, Debug)]
@@ -98,6 +107,7 @@ pub enum Answer<'a> {
     EndpointHealth(&'a [EndpointHealth]),
     EndpointStatus(&'a [(String, pb::StatusResponse)]),
     EndpointHashKv(&'a [(String, pb::HashKvResponse)]),
+    Observers(&'a [ObserverRow]),
     MoveLeader(u64, u64, &'a pb::MoveLeaderResponse),
     DowngradeValidate(&'a pb::DowngradeResponse),
     DowngradeEnable(&'a pb::DowngradeResponse),

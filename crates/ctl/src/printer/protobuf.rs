@@ -56,7 +56,10 @@ pub(super) fn print(out: &mut Vec<u8>, answer: &Answer<'_>) -> bool {
         Answer::UserRevokeRole(_, _, r) => write(out, r),
         Answer::UserDelete(_, r) => write(out, r),
         Answer::AuthStatus(r) => write(out, r),
-        Answer::EndpointHealth(_) | Answer::EndpointStatus(_) | Answer::EndpointHashKv(_) => return false,
+        Answer::EndpointHealth(_)
+        | Answer::EndpointStatus(_)
+        | Answer::EndpointHashKv(_)
+        | Answer::Observers(_) => return false,
     }
     true
 }

@@ -2,7 +2,7 @@
 
 use api::etcdserverpb as pb;
 
-use super::EndpointHealth;
+use super::{EndpointHealth, ObserverRow};
 
 pub(super) const MEMBER_HEAD: [&str; 6] =
     ["ID", "Status", "Name", "Peer Addrs", "Client Addrs", "Is Learner"];
@@ -25,6 +25,8 @@ pub(super) const STATUS_HEAD: [&str; 16] = [
     "downgrade target version",
     "downgrade enabled",
 ];
+pub(super) const OBSERVER_HEAD: [&str; 9] =
+    ["ID", "Name", "Peer Addrs", "Client Addrs", "Zone", "Fed By", "State", "Lag Entries", "Is Active"];
 pub(super) const HASH_HEAD: [&str; 3] = ["endpoint", "hash", "hash_revision"];
 
 pub(super) fn members(answer: &pb::MemberListResponse) -> Vec<Vec<String>> {
@@ -40,6 +42,24 @@ pub(super) fn members(answer: &pb::MemberListResponse) -> Vec<Vec<String>> {
         ]
     };
     answer.members.iter().map(row).collect()
+}
+
+pub(super) fn observers(list: &[ObserverRow]) -> Vec<Vec<String>> {
+    list.iter()
+        .map(|ObserverRow { fed_by, observer: o }| {
+            vec![
+                format!("{:x}", o.id),
+                o.name.clone(),
+                o.peer_urls.join(","),
+                o.client_urls.join(","),
+                o.zone.clone(),
+                format!("{fed_by:x}"),
+                o.state.clone(),
+                o.lag_entries.to_string(),
+                o.active.to_string(),
+            ]
+        })
+        .collect()
 }
 
 pub(super) fn health(list: &[EndpointHealth]) -> Vec<Vec<String>> {

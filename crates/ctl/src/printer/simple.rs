@@ -62,6 +62,7 @@ pub(super) fn print(page: &mut Page, printer: &Printer, answer: &Answer<'_>) {
         }
         Answer::EndpointStatus(list) => lines(out, &rows::status(list)),
         Answer::EndpointHashKv(list) => lines(out, &rows::hashes(list)),
+        Answer::Observers(list) => lines(out, &rows::observers(list)),
         Answer::MoveLeader(from, to, _) => put!(out, "Leadership transferred from {from:x} to {to:x}\n"),
         Answer::DowngradeValidate(r) => downgrade(out, "validate", r),
         Answer::DowngradeEnable(r) => downgrade(out, "enable", r),

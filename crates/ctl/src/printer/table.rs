@@ -12,6 +12,7 @@ pub(super) fn print(out: &mut Vec<u8>, answer: &Answer<'_>) -> bool {
         Answer::EndpointHealth(list) => (&rows::HEALTH_HEAD[..], rows::health(list)),
         Answer::EndpointStatus(list) => (&rows::STATUS_HEAD[..], rows::status(list)),
         Answer::EndpointHashKv(list) => (&rows::HASH_HEAD[..], rows::hashes(list)),
+        Answer::Observers(list) => (&rows::OBSERVER_HEAD[..], rows::observers(list)),
         _ => return false,
     };
     let mut table = Table::new(head);

@@ -22,6 +22,8 @@ pub struct Options {
     pub snapshot_count: u64,
     /// Number of entries kept behind a checkpoint for slow followers; not 0.
     pub snapshot_catchup_entries: u64,
+    /// True if this node is an observer and no member of the cluster.
+    pub observes: bool,
     /// Mode of automatic compaction.
     pub auto_compaction: AutoCompaction,
     /// Maximum number of revisions removed in one step of a compaction; not 0.

@@ -83,7 +83,8 @@ impl OutOfService {
                 | PeerRequest::OfferSnapshot(request_id, ..)
                 | PeerRequest::ReceiveSnapshot(request_id, ..)
                 | PeerRequest::ResumeSnapshot(request_id, ..)
-                | PeerRequest::StateTrail(request_id, _),
+                | PeerRequest::StateTrail(request_id, _)
+                | PeerRequest::Observe(request_id, _),
             ) => Response::Refuse(request_id, None),
             CoreRequest::Peer(PeerRequest::SnapshotBroken(_, forget)) => Response::Discard(forget),
             CoreRequest::Peer(PeerRequest::SnapshotReceived(_, received)) => Response::TurnAway(received),
@@ -98,7 +99,8 @@ impl OutOfService {
                 | PeerRequest::SnapshotSent { .. }
                 | PeerRequest::SnapshotGivenUp(_)
                 | PeerRequest::Place(..)
-                | PeerRequest::Removed,
+                | PeerRequest::Removed
+                | PeerRequest::Follow(..),
             )
             | CoreRequest::Storage(
                 StorageRequest::ValuesRead

@@ -63,15 +63,21 @@ pub(super) enum RoundRequest {
     /// because a replaced leader, or a leader that has not applied all committed entries, could report a
     /// lease that no longer exists.
     TimeToLive(RequestId, LeaseId, LeaseDetail),
+    /// A read of an observer that this node feeds; the number with which it was kept.
+    Observer(u64),
+    /// The round that shows that an observer which starts has applied what was committed before.
+    Serving,
 }
 
 impl RoundRequest {
-    /// Returns the id of the request.
-    pub fn request_id(self) -> RequestId {
-        let (RoundRequest::Read(request_id)
-        | RoundRequest::Renewal(request_id, _)
-        | RoundRequest::TimeToLive(request_id, _, _)) = self;
-        request_id
+    /// Returns the id of the client's request; `None` for what is not a client's.
+    pub fn request_id(self) -> Option<RequestId> {
+        match self {
+            RoundRequest::Read(request_id)
+            | RoundRequest::Renewal(request_id, _)
+            | RoundRequest::TimeToLive(request_id, _, _) => Some(request_id),
+            RoundRequest::Observer(_) | RoundRequest::Serving => None,
+        }
     }
 }
 
@@ -335,7 +341,7 @@ mod tests {
     }
 
     fn slots(wants: &[TimedRequest]) -> Vec<u32> {
-        wants.iter().map(|(want, _)| want.request_id().slot).collect()
+        wants.iter().filter_map(|(want, _)| Some(want.request_id()?.slot)).collect()
     }
 
     #[test]

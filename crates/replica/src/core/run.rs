@@ -7,6 +7,7 @@ mod control;
 mod durability;
 mod leadership;
 mod membership;
+mod observers;
 mod peers;
 mod probe;
 mod questions;
@@ -40,6 +41,7 @@ use super::leases::{LeaseClocks, LeaseRules};
 use super::lifecycle::Lifecycle;
 use super::membership::{MemberRules, Membership};
 use super::meters::Meters;
+use super::observers::Observers;
 use super::options::Options;
 use super::outgoing::Outgoing;
 use super::pace::Pace;
@@ -143,6 +145,7 @@ pub struct Core {
     answers: Answers,
     leases: LeaseClocks,
     membership: Membership,
+    observers: Observers,
     attributes: Attributes,
     leadership: Leadership,
     install: Install,
@@ -200,6 +203,7 @@ impl Core {
                 now,
             ),
             membership,
+            observers: Observers::new(parts.options.observes),
             attributes,
             leadership: Leadership::new(advances, now),
             install: Install::default(),

@@ -1,10 +1,14 @@
 //! The cluster as this member sees it: the connections with the other members, and which member leads.
 
+use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, OnceLock, PoisonError};
 use std::time::Instant;
 
+use arc_swap::ArcSwap;
 use machine::Members;
+use numbers::MemberId;
 
+use crate::observing::ObserverStanding;
 use crate::peer_links::PeerLinks;
 
 /// Id of the leader (0 if none is known), and the times at which a leader was last lost and last elected.
@@ -22,6 +26,14 @@ pub struct Cluster {
     /// they pass arriving messages to a receiver that needs the shared state.
     peers: OnceLock<Arc<dyn PeerLinks>>,
     leadership: Mutex<Leadership>,
+    /// For an observer: id of its feeder, through which it reaches the leader; 0 for none.
+    feeder: AtomicU64,
+    /// For an observer: true while its feeder sends.
+    is_fed: AtomicBool,
+    /// For an observer: number of feeders between it and a member, its own included; 0 if it is not known.
+    feed_depth: AtomicU8,
+    /// The observers that this node feeds.
+    observers: ArcSwap<Vec<ObserverStanding>>,
 }
 
 impl Cluster {
@@ -47,6 +59,48 @@ impl Cluster {
         } else {
             leadership.elected = Some(now);
         }
+    }
+
+    /// Records the feeder of this observer, and whether it sends.
+    pub(crate) fn fed_by(&self, feeder: MemberId, is_fed: bool) {
+        self.feeder.store(feeder.0, Ordering::Relaxed);
+        self.is_fed.store(is_fed, Ordering::Relaxed);
+    }
+
+    /// Records what the core knows about the observers that this node feeds, and, for an observer, the number
+    /// of feeders between it and a member.
+    pub(crate) fn observers_are(&self, standings: Vec<ObserverStanding>, feed_depth: u8) {
+        self.feed_depth.store(feed_depth, Ordering::Relaxed);
+        if !(standings.is_empty() && self.observers.load().is_empty()) {
+            self.observers.store(Arc::new(standings));
+        }
+    }
+
+    /// Returns the observers that this node feeds, as of the last tick.
+    pub fn observers(&self) -> Arc<Vec<ObserverStanding>> {
+        self.observers.load_full()
+    }
+
+    /// Returns the number of feeders between this observer and a member, its own included; 0 if it is not
+    /// known, or if this node is a member.
+    pub fn feed_depth(&self) -> u8 {
+        self.feed_depth.load(Ordering::Relaxed)
+    }
+
+    /// Returns the feeder of this observer; `None` if there is none, or if this node is a member.
+    pub fn feeder(&self) -> Option<u64> {
+        Some(self.feeder.load(Ordering::Relaxed)).filter(|feeder| *feeder != 0)
+    }
+
+    /// Returns true while the feeder of this observer sends.
+    pub fn is_fed(&self) -> bool {
+        self.is_fed.load(Ordering::Relaxed)
+    }
+
+    /// Returns the node to which a request for `leader` is sent: the leader itself, or the feeder of an
+    /// observer, which passes the request on.
+    pub fn way_to(&self, leader: u64) -> u64 {
+        self.feeder().unwrap_or(leader)
     }
 
     pub(super) fn leadership(&self) -> Leadership {

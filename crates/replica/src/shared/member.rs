@@ -15,6 +15,8 @@ pub struct Member {
     pub api_version: &'static str,
     /// Zone of this member, as set by its flag; empty if none is set.
     pub zone: String,
+    /// True if this is an observer and no member of the cluster.
+    pub observes: bool,
     /// Limits and intervals for requests.
     pub limits: Limits,
     /// The member's clock.
@@ -34,6 +36,7 @@ impl Member {
             identity,
             api_version: api::API_VERSION,
             zone: String::new(),
+            observes: false,
             limits,
             began: clock.now(),
             clock,

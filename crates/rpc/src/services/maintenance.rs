@@ -15,7 +15,7 @@ use api::etcdserverpb::alarm_request::AlarmAction;
 use api::etcdserverpb::{
     AlarmRequest, AlarmResponse, AlarmType, DefragmentRequest, DefragmentResponse, DowngradeInfo,
     HashKvRequest, HashKvResponse, HashRequest, HashResponse, MoveLeaderRequest, MoveLeaderResponse,
-    SnapshotRequest, SnapshotResponse, StatusRequest, StatusResponse,
+    ObserverStatus, SnapshotRequest, SnapshotResponse, StatusRequest, StatusResponse,
 };
 use api::health::health_check_response::ServingStatus;
 use api::health::{HealthCheckRequest, HealthCheckResponse, HealthListResponse};
@@ -37,6 +37,7 @@ use super::principal::Principal;
 use super::{NO_REQUEST, Services, decode, decode_streamed, whole};
 use replica::core::{ClientRequest, ReplyBody};
 use replica::long_reads::Reader;
+use replica::observing::ObserverStanding;
 use storage::etcd_database::{EtcdDatabase, EtcdDatabaseError};
 use storage::kv_hash::KvHash;
 use storage::read_ahead::ReadAhead;
@@ -77,7 +78,9 @@ pub(super) async fn status(call: &mut Call, message: Bytes) -> Result<Answer, St
         .members
         .by_id
         .get(&services.shared.member.identity.member_id)
-        .is_some_and(|member| member.is_learner);
+        .is_some_and(|member| member.is_learner)
+        // Tools that know no observers must not count one as a voter.
+        || services.shared.member.observes;
     let response = StatusResponse {
         header: Some(services.header(state.view.snapshot().current_revision(), &state)),
         version: services.shared.member.api_version.to_owned(),
@@ -99,8 +102,27 @@ pub(super) async fn status(call: &mut Call, message: Bytes) -> Result<Answer, St
             target_version: state.members.downgrade_target.clone().unwrap_or_default(),
         }),
         zone: services.shared.member.zone.clone(),
+        observers: services.shared.cluster.observers().iter().map(observer_status).collect(),
+        is_observer: services.shared.member.observes,
+        feeder: services.shared.cluster.feeder().unwrap_or(0),
     };
     Ok(whole(&response))
+}
+
+fn observer_status(standing: &ObserverStanding) -> ObserverStatus {
+    let ObserverStanding { card, matched, lag_entries, is_active, .. } = standing;
+    ObserverStatus {
+        id: card.id,
+        name: card.name.clone(),
+        peer_urls: card.peer_urls.clone(),
+        client_urls: card.client_urls.clone(),
+        zone: card.zone.clone(),
+        release: card.release.clone(),
+        matched_index: matched.0,
+        lag_entries: *lag_entries,
+        active: *is_active,
+        state: standing.state().to_owned(),
+    }
 }
 
 /// Answers an Alarm.

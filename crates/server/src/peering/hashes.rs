@@ -13,7 +13,7 @@ use replica::core::{PeerRequest, ReplyBody};
 use replica::shared::Shared;
 
 /// Returns true if the request names another cluster than this one.
-fn is_of_another(cluster: &str, request: &Request<Bytes>) -> bool {
+pub(super) fn is_of_another(cluster: &str, request: &Request<Bytes>) -> bool {
     let theirs = request.headers().get(CLUSTER_ID);
     theirs.is_some_and(|id| !id.is_empty() && id.as_bytes() != cluster.as_bytes())
 }

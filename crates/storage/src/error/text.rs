@@ -84,6 +84,17 @@ impl fmt::Display for DataDirError {
                 to = to.display(),
                 mark = in_shell(mark)
             ),
+            DataDirError::OfObserver { data_dir } => write!(
+                f,
+                "{} is the data directory of an observer: start it with `mainstay observer`, or give this member another \
+                 directory",
+                data_dir.display()
+            ),
+            DataDirError::OfMember { data_dir } => write!(
+                f,
+                "{} is the data directory of a member: start it without `observer`, or give the observer another directory",
+                data_dir.display()
+            ),
             DataDirError::Empty { path, lacks } => write!(f, "{} holds no {lacks}", path.display()),
             DataDirError::Removed { member_id, data_dir } => write!(
                 f,

@@ -184,6 +184,7 @@ impl Start {
             consensus::Config {
                 election_ticks: usize::try_from(election_ticks).unwrap_or(10).max(2),
                 pre_vote: options.pre_vote,
+                observes: options.observes,
                 id: MemberId(identity.member_id),
                 seed: opening.seed.unwrap_or(identity.member_id),
                 bytes_in_flight_max: switches.bytes_in_flight_max.unwrap_or(standard.bytes_in_flight_max),

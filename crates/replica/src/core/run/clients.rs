@@ -8,7 +8,7 @@ use api::etcdserverpb::{
 };
 use api::{Status, error, raftpb};
 use bytes::Bytes;
-use consensus::{Node, Request};
+use consensus::{Node, Refusal, Request};
 use log::Space;
 use mvcc::View;
 use numbers::{Index, LeaseId, MemberId, Revision, Seconds, Term};
@@ -75,9 +75,15 @@ impl Core {
         for (want, since) in wants {
             match want {
                 RoundRequest::Read(request_id) => self.reads.readable(request_id, times),
+                RoundRequest::Observer(number) => self.answer_observer(number),
+                RoundRequest::Serving => self.lifecycle.serve(),
                 // Leadership was lost while the request waited. The lease clocks now run on the next leader,
                 // so the client has to ask that member.
-                want if !self.leadership.leads() => self.refuse(want.request_id(), error::NOT_PRIMARY_LESSOR),
+                want if !self.leadership.leads() => {
+                    if let Some(request_id) = want.request_id() {
+                        self.refuse(request_id, error::NOT_PRIMARY_LESSOR);
+                    }
+                }
                 // The round was confirmed while this member was a follower. This member has become the leader
                 // since, but its lease clocks do not run yet. So the request needs another round, which
                 // begins once they run.
@@ -111,8 +117,17 @@ impl Core {
             );
         }
         for want in retried.expired {
-            self.shared.diagnostics.metrics.server.read_indexes_failed.inc();
-            self.refuse(want.request_id(), error::TIMEOUT);
+            match want {
+                RoundRequest::Observer(number) => drop(self.observers.take_read(number)),
+                // An observer that starts goes on asking.
+                RoundRequest::Serving => self.reads.push(want, now),
+                want => {
+                    self.shared.diagnostics.metrics.server.read_indexes_failed.inc();
+                    if let Some(request_id) = want.request_id() {
+                        self.refuse(request_id, error::TIMEOUT);
+                    }
+                }
+            }
         }
     }
 }
@@ -604,6 +619,15 @@ pub(super) fn step_received(node: &mut Node, logger: &Logger, message: raftpb::M
                 "this member's log has lost entries that it had acknowledged: rebuild it from the others with \
                  `mainstay rebuild`",
                 &[("leader", Value::Id(from)), ("acknowledged", Value::Uint(commit)), ("last", Value::Uint(last.0))],
+            );
+            return;
+        }
+        if let Refusal::OtherHistory { .. } = &why {
+            logger.error(
+                "the feeder has another history than this observer: one of the two has lost or changed data, or \
+                 they belong to different clusters; nothing of it is taken; if the feeder is right, delete this \
+                 observer's data directory",
+                &[("feeder", Value::Id(from)), ("reason", Value::Str(&why.to_string()))],
             );
             return;
         }

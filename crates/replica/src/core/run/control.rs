@@ -96,6 +96,8 @@ impl Core {
                 self.reply(request_id, ReplyBody::StateTrail(trail));
             }
             PeerRequest::Removed => self.end_removed(now),
+            PeerRequest::Observe(request_id, card) => self.register_observer(request_id, *card, now)?,
+            PeerRequest::Follow(id, urls) => self.follow_feeder(id, urls)?,
         }
         Ok(())
     }
@@ -172,6 +174,7 @@ impl Core {
         self.look_at_install(now);
         self.outgoing.look(now);
         self.propose_attributes(now);
+        self.look_at_observers(now)?;
         if self.leads_now() {
             self.leases.others_are(self.node.others());
         }

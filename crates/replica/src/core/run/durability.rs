@@ -124,6 +124,10 @@ impl Core {
 
     /// Raises this member's NOSPACE alarm for this cause.
     pub(super) fn raise_no_space(&mut self, cause: Cause, now: Instant) {
+        // The alarm stops the writes of the whole cluster, which does not need the disk of an observer.
+        if self.observers.observes() {
+            return;
+        }
         let present =
             AlarmContext { alarms: &self.machine.alarms, has_leader: self.leadership.leader().is_some() };
         let wanted = self.space.nospace.raise(cause, present, now);

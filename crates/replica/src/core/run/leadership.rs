@@ -104,7 +104,9 @@ impl Core {
                 self.leadership.wait_for(request_id, to, now + self.shared.member.limits.request_timeout);
             }
             Err(Refusal::NoLeader | Refusal::Transferring) => self.refuse(request_id, error::NOT_LEADER),
-            Err(Refusal::Other(_)) => self.refuse(request_id, error::BAD_LEADER_TRANSFEREE),
+            Err(Refusal::OtherHistory { .. } | Refusal::Other(_)) => {
+                self.refuse(request_id, error::BAD_LEADER_TRANSFEREE);
+            }
         }
     }
 
@@ -164,6 +166,7 @@ impl Core {
             self.install.cut_off(now);
         }
         self.publication.request();
+        self.shared.cluster.fed_by(self.observers.feeder(), self.node.source().is_some());
         let Some(before) = stood.was else { return };
         self.reads.ask_again();
         if planted::is(planted::Bug::ProposedAgainEarly) && raft_status.leader.is_some() {

@@ -184,7 +184,7 @@ impl Core {
     /// Passes the list of the other members to the connections, and publishes the current members with this
     /// turn's state.
     pub(super) fn tell_members(&mut self) {
-        let others = self.membership.changed(&self.machine.members);
+        let others = self.observers.links(self.membership.changed(&self.machine.members));
         self.publication.request();
         if let Some(peers) = self.shared.cluster.peers() {
             self.shared.core.arrivals.set_members(others.iter().map(|(id, _)| *id));
@@ -221,7 +221,7 @@ impl Core {
 
     /// Publishes this member's name and client URLs, once after each start.
     pub(super) fn propose_attributes(&mut self, now: Instant) {
-        if self.leadership.leads() && !self.leadership.has_settled() {
+        if self.leadership.leads() && !self.leadership.has_settled() || self.observers.observes() {
             return;
         }
         let (members, node) = (&self.machine.members, &self.node);

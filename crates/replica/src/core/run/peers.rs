@@ -111,11 +111,12 @@ impl Core {
         self.step(Event::Fetched { fetch, entries })
     }
 
-    /// Drops old entries from memory. The member of a single-member cluster drops all applied entries. A
-    /// member of a larger cluster keeps the newest entries for followers that lag behind.
+    /// Drops old entries from memory. A node that nobody follows, such as the member of a single-member cluster
+    /// or an observer, drops all applied entries. Others keep the newest entries for those that lag behind.
     pub(super) fn forget(&mut self) -> Result<(), Fatal> {
         let applied = self.machine.applied_index;
-        if self.machine.members.by_id.len() <= 1 {
+        let has_followers = self.machine.members.by_id.len() > 1 && !self.observers.observes();
+        if !has_followers && !self.node.feeds_observers() {
             return self.step(Event::Forgotten(applied));
         }
         let (entries, bytes) = self.node.kept();
@@ -188,6 +189,9 @@ impl Core {
         }
         for read in effects.reads {
             self.reads.confirm(read.number, read.index, now);
+        }
+        for read in effects.observer_reads {
+            self.read_for_observer(read, now);
         }
         for fetch in effects.fetches {
             self.fetch(fetch)?;

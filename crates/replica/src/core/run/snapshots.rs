@@ -24,7 +24,7 @@ impl Core {
     /// is being saved, the offer waits for its reply.
     pub(super) fn look_at_offer(&mut self, request_id: RequestId, attempt: SnapshotAttempt, now: Instant) {
         let raft_status = self.node.status();
-        if (raft_status.leader, raft_status.term) != (attempt.from, attempt.term) {
+        if (self.node.source(), raft_status.term) != (attempt.from, attempt.term) {
             self.refuse(request_id, error::NOT_LEADER);
         } else if !self.lifecycle.is_stopping() && self.install.hold_offer(request_id, now) {
             // The offer waits, and a later tick replies to it.
@@ -43,7 +43,7 @@ impl Core {
         // Only the current leader may send its state. If the sender leads but this member does not know it
         // yet, the sender tries again later.
         let raft_status = self.node.status();
-        if (raft_status.leader, raft_status.term) != (attempt.from, attempt.term) {
+        if (self.node.source(), raft_status.term) != (attempt.from, attempt.term) {
             self.refuse(request_id, error::NOT_LEADER);
             return;
         }
@@ -67,7 +67,7 @@ impl Core {
     /// Resumes the receipt of a snapshot whose stream broke off, if the sender leads.
     pub(super) fn resume_install(&mut self, request_id: RequestId, attempt: SnapshotAttempt) {
         let raft_status = self.node.status();
-        if (raft_status.leader, raft_status.term) != (attempt.from, attempt.term) {
+        if (self.node.source(), raft_status.term) != (attempt.from, attempt.term) {
             self.refuse(request_id, error::NOT_LEADER);
             return;
         }

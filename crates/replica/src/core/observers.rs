@@ -1,0 +1,225 @@
+//! Keeps the observers that this node feeds, and the feeder of a node that observes. Which entries they get is
+//! decided by the raft node (`consensus`, `node/feeding.rs`).
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use api::{Code, Status};
+use consensus::{ObserverRead, Progress};
+use numbers::{Index, MemberId};
+
+use crate::observing::{OBSERVERS_MAX, ObserverCard, ObserverStanding, REGISTRATION_TIMEOUT};
+
+/// Maximum number of reads of observers that wait for a round.
+const READS_MAX: usize = 4096;
+
+/// An observer that is fed.
+struct Fed {
+    card: ObserverCard,
+    /// Time at which its registration ends unless it is renewed.
+    until: Instant,
+}
+
+/// A node and the URLs at which it is reached.
+type Link = (u64, Vec<String>);
+
+/// Result of a registration.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum Registration {
+    /// The observer was not fed before.
+    Begins,
+    /// The observer is fed already, and its URLs have changed.
+    Moves,
+    /// Nothing has changed.
+    Renews,
+}
+
+/// The observers that this node feeds, their reads that wait for a round, and this node's own feeder if it
+/// observes.
+pub(super) struct Observers {
+    observes: bool,
+    feeder: Option<Link>,
+    fed: BTreeMap<u64, Fed>,
+    reads: BTreeMap<u64, ObserverRead>,
+    next_read: u64,
+    /// True if an observer has asked for the round that shows that it may serve, or needs none.
+    asked_to_serve: bool,
+}
+
+impl Observers {
+    /// Returns the value for a node that starts. `observes` is true if the node itself is an observer.
+    pub fn new(observes: bool) -> Observers {
+        Observers {
+            observes,
+            feeder: None,
+            fed: BTreeMap::new(),
+            reads: BTreeMap::new(),
+            next_read: 0,
+            asked_to_serve: !observes,
+        }
+    }
+
+    /// Returns true if this node is an observer.
+    pub fn observes(&self) -> bool {
+        self.observes
+    }
+
+    /// Returns the id of this observer's feeder; [`MemberId::NONE`] if there is none.
+    pub fn feeder(&self) -> MemberId {
+        self.feeder.as_ref().map_or(MemberId::NONE, |feeder| MemberId(feeder.0))
+    }
+
+    /// Sets the feeder of this observer. Returns true if the feeder or its URLs have changed.
+    pub fn follow(&mut self, id: MemberId, urls: Vec<String>) -> bool {
+        let feeder = Some((id.0, urls));
+        let changed = self.observes && self.feeder != feeder;
+        if changed {
+            self.feeder = feeder;
+        }
+        changed
+    }
+
+    /// Registers an observer, or renews its registration. `is_member` is true if the cluster has a member of
+    /// this id.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the id is that of a member, of this node or of its own feeder, or if too many
+    /// observers are fed.
+    pub fn register(
+        &mut self,
+        card: ObserverCard,
+        is_member: bool,
+        own: u64,
+        now: Instant,
+    ) -> Result<Registration, Status> {
+        let refused = |code, text: &'static str| Err(Status::new(code, text));
+        if is_member || card.id == own {
+            return refused(Code::FailedPrecondition, "mainstay: the observer has the id of a member");
+        }
+        if card.id == self.feeder().0 {
+            let text = "mainstay: this observer is fed by the one that asks: give it another feeder";
+            return refused(Code::FailedPrecondition, text);
+        }
+        let until = now + REGISTRATION_TIMEOUT;
+        if let Some(fed) = self.fed.get_mut(&card.id) {
+            let moved = fed.card.peer_urls != card.peer_urls;
+            *fed = Fed { card, until };
+            return Ok(if moved { Registration::Moves } else { Registration::Renews });
+        }
+        if self.fed.len() >= OBSERVERS_MAX {
+            let text = "mainstay: too many observers: give this one an observer as its feeder";
+            return refused(Code::ResourceExhausted, text);
+        }
+        self.fed.insert(card.id, Fed { card, until });
+        Ok(Registration::Begins)
+    }
+
+    /// Removes and returns the observers whose registration has ended.
+    pub fn take_expired(&mut self, now: Instant) -> Vec<u64> {
+        let expired: Vec<u64> =
+            self.fed.iter().filter(|(_, fed)| now >= fed.until).map(|(id, _)| *id).collect();
+        for id in &expired {
+            self.fed.remove(id);
+        }
+        expired
+    }
+
+    /// Returns the nodes to which this node needs connections: `members` and the observers that it feeds; an
+    /// observer needs its feeder instead of the members.
+    pub fn links(&self, members: Vec<Link>) -> Vec<Link> {
+        let mut links = if self.observes { self.feeder.iter().cloned().collect() } else { members };
+        links.extend(self.fed.iter().map(|(id, fed)| (*id, fed.card.peer_urls.clone())));
+        links
+    }
+
+    /// Returns what is known about the observers. `progress` is that of the raft node, and `applied` the index
+    /// of the last entry that this node has applied.
+    pub fn standings(&self, progress: &[Progress], applied: Index) -> Vec<ObserverStanding> {
+        let of = |progress: &Progress| {
+            Some(ObserverStanding {
+                card: self.fed.get(&progress.id.0)?.card.clone(),
+                matched: progress.matched,
+                lag_entries: applied.0.saturating_sub(progress.matched.0),
+                is_active: progress.recently_active,
+                state: progress.state,
+            })
+        };
+        progress.iter().filter_map(of).collect()
+    }
+
+    /// Keeps a read of an observer until its round is confirmed, and returns its number. Returns `None` if too
+    /// many wait; the observer then asks again.
+    pub fn keep_read(&mut self, read: ObserverRead) -> Option<u64> {
+        if self.reads.len() >= READS_MAX {
+            return None;
+        }
+        self.next_read += 1;
+        self.reads.insert(self.next_read, read);
+        Some(self.next_read)
+    }
+
+    /// Removes and returns the read of an observer.
+    pub fn take_read(&mut self, number: u64) -> Option<ObserverRead> {
+        self.reads.remove(&number)
+    }
+
+    /// Returns true if this observer should begin the round that shows that it has applied what was committed
+    /// when it started. Later calls return false.
+    pub fn asks_to_serve(&mut self, has_leader: bool) -> bool {
+        let asks = has_leader && !self.asked_to_serve;
+        self.asked_to_serve |= asks;
+        asks
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn card(id: u64) -> ObserverCard {
+        ObserverCard { id, peer_urls: vec![format!("http://{id}")], ..ObserverCard::default() }
+    }
+
+    #[test]
+    fn registrations_begin_move_renew_and_end() {
+        let now = Instant::now();
+        let mut observers = Observers::new(false);
+        assert_eq!(observers.register(card(5), false, 1, now), Ok(Registration::Begins));
+        assert_eq!(observers.register(card(5), false, 1, now), Ok(Registration::Renews));
+        let moved = ObserverCard { id: 5, ..card(6) };
+        assert_eq!(observers.register(moved, false, 1, now), Ok(Registration::Moves));
+        let members = vec![(2, vec!["http://2".to_owned()])];
+        assert_eq!(observers.links(members.clone()).iter().map(|link| link.0).collect::<Vec<_>>(), [2, 5]);
+        assert!(observers.take_expired(now + REGISTRATION_TIMEOUT / 2).is_empty());
+        assert_eq!(observers.take_expired(now + REGISTRATION_TIMEOUT), [5]);
+        assert_eq!(observers.links(members.clone()), members);
+    }
+
+    #[test]
+    fn members_the_feeder_and_too_many_are_refused() {
+        let now = Instant::now();
+        let mut observers = Observers::new(true);
+        assert!(observers.follow(MemberId(9), vec!["http://9".to_owned()]));
+        assert!(!observers.follow(MemberId(9), vec!["http://9".to_owned()]));
+        assert!(observers.register(card(9), false, 1, now).is_err(), "the feeder");
+        assert!(observers.register(card(1), false, 1, now).is_err(), "itself");
+        assert!(observers.register(card(2), true, 1, now).is_err(), "a member");
+        for id in 0..OBSERVERS_MAX as u64 {
+            assert_eq!(observers.register(card(100 + id), false, 1, now), Ok(Registration::Begins));
+        }
+        let refused = observers.register(card(99), false, 1, now).map_err(|status| status.code);
+        assert_eq!(refused, Err(Code::ResourceExhausted));
+        assert_eq!(observers.register(card(100), false, 1, now), Ok(Registration::Renews));
+        let links = observers.links(vec![(2, Vec::new())]);
+        assert_eq!((links[0].0, links.len()), (9, OBSERVERS_MAX + 1), "an observer needs no member");
+    }
+
+    #[test]
+    fn an_observer_asks_once_whether_it_may_serve() {
+        let mut observers = Observers::new(true);
+        assert!(!observers.asks_to_serve(false) && observers.asks_to_serve(true));
+        assert!(!observers.asks_to_serve(true));
+        assert!(!Observers::new(false).asks_to_serve(true), "a member waits for its attributes");
+    }
+}

@@ -1,0 +1,98 @@
+//! Feeds observers, confirms their reads, and follows the feeder of a node that observes.
+
+use std::time::Instant;
+
+use consensus::{Event, ObserverRead, Request};
+use numbers::MemberId;
+use telemetry::logging::Value;
+
+use super::Core;
+use crate::core::observers::Registration;
+use crate::core::reads::RoundRequest;
+use crate::core::{Fatal, ReplyBody, RequestId};
+use crate::observing::{ObserverCard, Registered};
+
+/// The observers that this node feeds.
+impl Core {
+    /// Begins to feed an observer, or goes on.
+    pub(super) fn register_observer(
+        &mut self,
+        request_id: RequestId,
+        card: ObserverCard,
+        now: Instant,
+    ) -> Result<(), Fatal> {
+        let (id, own) = (card.id, self.shared.member.identity.member_id);
+        let members = &self.machine.members;
+        let is_member = members.by_id.contains_key(&id) || members.removed.contains(&id);
+        let name = card.name.clone();
+        match self.observers.register(card, is_member, own, now) {
+            Ok(registration) => {
+                if registration == Registration::Begins {
+                    self.step(Event::ObserverAdded(MemberId(id)))?;
+                    self.logger.info(
+                        "feeding an observer",
+                        &[("observer", Value::Id(id)), ("name", Value::Str(&name))],
+                    );
+                }
+                if registration != Registration::Renews {
+                    self.tell_members();
+                }
+                let registered = Registered { feeder: MemberId(own), fed_by: self.observers.feeder() };
+                self.reply(request_id, ReplyBody::Registered(registered));
+            }
+            Err(status) => self.refuse(request_id, status),
+        }
+        Ok(())
+    }
+
+    /// Lets a read of an observer share a round with the reads of this node's own clients.
+    pub(super) fn read_for_observer(&mut self, read: ObserverRead, now: Instant) {
+        if let Some(number) = self.observers.keep_read(read) {
+            self.reads.push(RoundRequest::Observer(number), now);
+        }
+    }
+
+    /// Answers the read of an observer, whose round is confirmed. The observer has to apply what this node has
+    /// applied: that is at least what the round requires, and the observer gets no later entries before.
+    pub(super) fn answer_observer(&mut self, number: u64) {
+        if let Some(read) = self.observers.take_read(number) {
+            // A leader that was removed takes no more requests; the observer asks again, another feeder if it
+            // has to.
+            let _ = self.node.request(Request::AnswerObserver(read, self.machine.applied_index));
+        }
+    }
+
+    /// Ends the feeds of observers that have not renewed their registration. A node that observes asks whether
+    /// it may serve clients, once it knows a leader.
+    pub(super) fn look_at_observers(&mut self, now: Instant) -> Result<(), Fatal> {
+        let expired = self.observers.take_expired(now);
+        for id in &expired {
+            self.logger.warn("an observer is gone, and is no longer fed", &[("observer", Value::Id(*id))]);
+            self.step(Event::ObserverRemoved(MemberId(*id)))?;
+        }
+        if !expired.is_empty() {
+            self.tell_members();
+        }
+        let standings = self.observers.standings(&self.node.observers(), self.machine.applied_index);
+        self.shared.cluster.observers_are(standings, self.node.feed_depth());
+        if self.observers.asks_to_serve(self.leadership.leader().is_some()) {
+            self.reads.push(RoundRequest::Serving, now);
+        }
+        Ok(())
+    }
+}
+
+/// The feeder of a node that observes.
+impl Core {
+    /// Takes entries from this feeder from now on.
+    pub(super) fn follow_feeder(&mut self, id: MemberId, urls: Vec<String>) -> Result<(), Fatal> {
+        if !self.observers.follow(id, urls) {
+            return Ok(());
+        }
+        self.logger.info("following a feeder", &[("feeder", Value::Id(id.0))]);
+        self.tell_members();
+        self.step(Event::FeederChosen(id))?;
+        self.shared.cluster.fed_by(id, self.node.source().is_some());
+        Ok(())
+    }
+}
