@@ -6,7 +6,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use bytes::Bytes;
 use config::{Config, ObserverOptions};
@@ -105,10 +105,9 @@ impl Registrar {
     ) -> io::Result<Registrar> {
         let (stop, stopped) = sync_channel::<()>(1);
         let mut registration = Registration::new(shared, logger, config, observer);
-        let clock = shared.member.clock.clone();
         let thread = std::thread::Builder::new().name("registrar".to_owned()).spawn(move || {
             loop {
-                block_on(registration.turn(clock.now()));
+                block_on(registration.turn());
                 let told = stopped.recv_timeout(REGISTRATION_INTERVAL);
                 if !matches!(told, Err(RecvTimeoutError::Timeout)) {
                     return;
@@ -168,17 +167,20 @@ impl Registration {
 
     /// Registers with the current feeder, and goes to the next one if this one has not answered or sent
     /// anything for some turns.
-    pub(crate) async fn turn(&mut self, _now: Instant) {
+    pub(crate) async fn turn(&mut self) {
         let Some(url) = self.feeds.get(self.at).cloned() else { return };
-        let registered = self.register(&url).await;
-        match registered {
+        let is_followed = self.shared.cluster.feeder();
+        match self.register(&url).await {
             Ok(feeder) => {
+                let is_silent = is_followed == Some(feeder.0) && !self.shared.cluster.is_fed();
+                self.failures = if is_silent { self.failures + 1 } else { 0 };
                 self.shared.core.inbox.send(PeerRequest::Follow(feeder, vec![url]));
                 self.told.clear();
-                self.failures = if self.shared.cluster.is_fed() { 0 } else { self.failures + 1 };
             }
             Err(error) => {
-                self.failures += 1;
+                // While no feeder sends, the next one is tried at once; one that sends may miss some
+                // registrations.
+                self.failures += if self.shared.cluster.is_fed() { 1 } else { FAILURES_MAX };
                 let text = error.to_string();
                 if self.told != text {
                     let fields = [("address", Value::Str(&url)), ("error", Value::Str(&text))];
@@ -187,9 +189,7 @@ impl Registration {
                 }
             }
         }
-        // While no feeder sends, the next one is tried soon; one that sends may miss some registrations.
-        let failures_max = if self.shared.cluster.feeder().is_none() { 1 } else { FAILURES_MAX };
-        if self.failures >= failures_max {
+        if self.failures >= FAILURES_MAX {
             self.failures = 0;
             self.at = (self.at + 1) % self.feeds.len();
         }

@@ -45,6 +45,7 @@ fn start(
         data_dir: DATA.into(),
         wal_dir: wal_dir.map(PathBuf::from),
         unsafe_no_fsync: false,
+        observes: false,
         force_new_cluster: false,
         peer_urls: Vec::new(),
         rules: Rules { learners_max: 1 },
