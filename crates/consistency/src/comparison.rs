@@ -332,22 +332,28 @@ pub async fn trails_of_others(
     timeout: Duration,
     from: impl Fn(u64) -> Index,
 ) -> Vec<(u64, StateTrail)> {
+    let answers = ask_others(shared, timeout, |id| trail_question(shared, from(id))).await.into_iter();
+    answers.filter_map(|(id, answer)| Some((id, trail_in(answer.ok()?)?))).collect()
+}
+
+/// Requests the state hashes of one other node, from this log index on. Returns `None` if it has returned no
+/// valid hashes.
+pub async fn trail_of(shared: &Shared, id: u64, timeout: Duration, from: Index) -> Option<StateTrail> {
+    let request = trail_question(shared, from).ok()?;
+    trail_in(shared.cluster.peers()?.request(Target::Member(id), request, timeout).await.ok()?)
+}
+
+fn trail_question(shared: &Shared, from: Index) -> http::Result<Request<Bytes>> {
     // Send the cluster id, so that members of another cluster refuse the request. Due to a wrong
     // configuration, the address of a member may belong to another cluster, and a difference from its data
     // must not raise an alarm.
-    let cluster = cluster_id(shared);
-    let question = |id| {
-        Request::get(format!("{STATE_HASHES}?from={}", from(id)))
-            .header(CLUSTER_ID, cluster.as_str())
-            .body(Bytes::new())
-    };
-    let answers = ask_others(shared, timeout, question).await.into_iter();
-    answers
-        .filter_map(|(id, answer)| {
-            let response = answer.ok().filter(|response| response.status() == StatusCode::OK)?;
-            Some((id, read_trail(response.body())?))
-        })
-        .collect()
+    Request::get(format!("{STATE_HASHES}?from={from}"))
+        .header(CLUSTER_ID, cluster_id(shared))
+        .body(Bytes::new())
+}
+
+fn trail_in(response: Response<Bytes>) -> Option<StateTrail> {
+    if response.status() == StatusCode::OK { read_trail(response.body()) } else { None }
 }
 
 #[cfg(test)]

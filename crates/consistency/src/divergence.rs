@@ -14,7 +14,7 @@ use std::time::Duration;
 use machine::{StateTrail, TrailComparison};
 use numbers::Index;
 
-use crate::comparison::trails_of_others;
+use crate::comparison::{trail_of, trails_of_others};
 use crate::corruption::minority;
 use replica::core::{ControlRequest, PeerRequest, ReplyBody};
 use replica::shared::Shared;
@@ -188,6 +188,42 @@ impl Divergence {
         }
         for id in &verdict.named {
             self.shared.core.inbox.send(ControlRequest::Corrupt(*id));
+        }
+    }
+}
+
+/// Compares the state of an observer with that of its feeder. If they differ, the observer goes out of service:
+/// it is not known which of the two is wrong, and an observer decides nothing for the cluster.
+pub struct FeederComparison {
+    shared: Arc<Shared>,
+    /// Feeder of the last comparison, and the log index up to which the states were equal.
+    through: (u64, Index),
+}
+
+impl FeederComparison {
+    /// Returns the state before the first comparison.
+    pub fn new(shared: &Arc<Shared>) -> FeederComparison {
+        FeederComparison { shared: Arc::clone(shared), through: (0, Index(0)) }
+    }
+
+    /// Makes one comparison, if this observer has a feeder. May take 1 s.
+    pub async fn compare(&mut self) {
+        let Some(feeder) = self.shared.cluster.feeder() else { return };
+        let from = if self.through.0 == feeder { self.through.1 } else { Index(0) };
+        // The feeder is asked first: by the time of the reply, this observer may have reached its entries.
+        let Some(theirs) = trail_of(&self.shared, feeder, TIMEOUT, from).await else { return };
+        let reply = self.shared.core.ask(move |request_id| PeerRequest::StateTrail(request_id, from)).await;
+        let Ok(ReplyBody::StateTrail(ours)) = reply.map(|reply| reply.body) else { return };
+        match ours.compare(&theirs) {
+            TrailComparison::Same { through } => {
+                self.shared.diagnostics.metrics.state_hash.compared.inc();
+                self.through = (feeder, through);
+            }
+            TrailComparison::Different { index, .. } => {
+                self.shared.diagnostics.metrics.state_hash.differences.inc();
+                self.shared.core.inbox.send(ControlRequest::DiffersFromFeeder(feeder, index));
+            }
+            TrailComparison::Unknown => {}
         }
     }
 }

@@ -12,7 +12,7 @@ use http::{Request, StatusCode};
 use peer::Target;
 
 use crate::corruption::CorruptionChecks;
-use crate::divergence::{self, Divergence};
+use crate::divergence::{self, Divergence, FeederComparison};
 use crate::options::Options;
 use machine::Members;
 use replica::cluster_version::{Minor, minor};
@@ -46,6 +46,8 @@ pub struct LeaderChecks {
     next_downgrade: Option<Instant>,
     downgrade_interval: Duration,
     divergence: Divergence,
+    /// The comparison of an observer with its feeder.
+    feeder: FeederComparison,
     next_comparison: Instant,
     checks: CorruptionChecks,
     logger: Arc<Logger>,
@@ -93,6 +95,7 @@ impl LeaderChecks {
             next_downgrade: Some(now + options.downgrade_check_interval).filter(|next| *next > now),
             downgrade_interval: options.downgrade_check_interval,
             divergence: Divergence::new(shared, logger),
+            feeder: FeederComparison::new(shared),
             next_comparison: now,
             checks: CorruptionChecks::new(shared, logger, options, now),
             logger: Arc::clone(logger),
@@ -113,6 +116,10 @@ impl LeaderChecks {
             self.checks.turn(leads, now);
         } else {
             self.checks.turn_here(leads, now).await;
+        }
+        if self.shared.member.observes && now >= self.next_comparison {
+            self.next_comparison = now + divergence::INTERVAL;
+            self.feeder.compare().await;
         }
         if !leads {
             return;

@@ -295,6 +295,9 @@ pub enum ControlRequest {
     /// Raise the CORRUPT alarm for the member with this id, because its state differs. The id 0 means that
     /// the differing member is not known.
     Corrupt(u64),
+    /// The state of this observer differs from that of its feeder with this id after the entry with this index:
+    /// go out of service.
+    DiffersFromFeeder(u64, Index),
     /// Set the cluster version to this version, which all members support.
     ClusterVersion(String),
     /// End the downgrade to this version, because all members run it.

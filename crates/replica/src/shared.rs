@@ -12,7 +12,8 @@ mod member;
 mod published;
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use api::{Code, Status, error};
 use arc_swap::ArcSwap;
@@ -55,6 +56,9 @@ pub struct Shared {
     pub renewals: Arc<Renewals>,
     /// Source of new ids.
     pub ids: Ids,
+    /// Time at which the newest ReadIndex round began that the published state satisfies, in nanoseconds
+    /// since the start of the member; 0 for none.
+    confirmed_as_of: AtomicU64,
 }
 
 impl Shared {
@@ -79,7 +83,22 @@ impl Shared {
             clients,
             data,
             diagnostics,
+            confirmed_as_of: AtomicU64::new(0),
         }
+    }
+
+    /// Records that the published state satisfies a ReadIndex round that began at this time: it contains every
+    /// write that was acknowledged before. The core calls this after the publication.
+    pub(crate) fn confirm_as_of(&self, began: Instant) {
+        let nanos = began.saturating_duration_since(self.member.began).as_nanos();
+        self.confirmed_as_of.fetch_max(u64::try_from(nanos).unwrap_or(u64::MAX), Ordering::Release);
+    }
+
+    /// Returns a time such that the published state contains every write that was acknowledged before it, by
+    /// any member; `None` if no such time is known.
+    pub fn confirmed_as_of(&self) -> Option<Instant> {
+        let nanos = self.confirmed_as_of.load(Ordering::Acquire);
+        (nanos > 0).then(|| self.member.began + Duration::from_nanos(nanos))
     }
 
     /// Returns etcd's error for a proposal made at `since` that was not answered in time. The message of the

@@ -13,6 +13,7 @@ mod dispatch;
 mod downgrade;
 mod election;
 mod ending;
+mod freshness;
 mod heavy;
 mod kv;
 mod large_range;

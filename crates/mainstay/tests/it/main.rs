@@ -19,6 +19,7 @@ mod damage;
 mod history;
 mod member;
 mod network;
+mod observers;
 mod refusals;
 mod smoke;
 mod takeover;

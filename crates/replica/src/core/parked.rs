@@ -112,6 +112,7 @@ impl OutOfService {
             )
             | CoreRequest::Control(
                 ControlRequest::Corrupt(_)
+                | ControlRequest::DiffersFromFeeder(..)
                 | ControlRequest::ClusterVersion(_)
                 | ControlRequest::Downgraded(_),
             ) => Response::Nothing,

@@ -142,6 +142,8 @@ pub(super) struct Reads {
     /// Reads whose round is confirmed and whose entries are applied. They are answered once the state with
     /// these entries is published.
     readable: Vec<(RequestId, Option<RoundTimes>)>,
+    /// Time at which the newest finished round began, if it was not taken yet ([`Reads::take_finished`]).
+    finished: Option<Instant>,
     slow_until: Option<Instant>,
     /// Time before which the raft node is not asked again, because it refused a read.
     refused_until: Option<Instant>,
@@ -286,7 +288,15 @@ impl Reads {
     pub fn finish(&mut self, applied: Index) -> Option<(Vec<TimedRequest>, RoundTimes)> {
         let done = |confirmed: &Confirmed| confirmed.index <= applied || planted::is(Bug::ReadBeforeApplied);
         let at = self.confirmed.iter().position(done)?;
-        self.confirmed.remove(at).map(|confirmed| (confirmed.wants, confirmed.times))
+        let confirmed = self.confirmed.remove(at)?;
+        self.finished = self.finished.max(Some(confirmed.times.began));
+        Some((confirmed.wants, confirmed.times))
+    }
+
+    /// Removes and returns the time at which the newest finished round began. The state that is published next
+    /// contains every write that was acknowledged before.
+    pub fn take_finished(&mut self) -> Option<Instant> {
+        self.finished.take()
     }
 
     /// Records a read that may be answered once the current state is published, and the times of its round if

@@ -18,6 +18,7 @@ use telemetry::callers::Connected;
 use telemetry::tracing::Within;
 
 use super::call::Call;
+use super::freshness::Freshness;
 use super::principal::{Asker, Principal, Unidentified, UserPermit};
 use super::range::Attempted;
 use super::stages::Begun;
@@ -28,7 +29,7 @@ use crate::http::CallForm;
 /// Answers a call with the handler of its method.
 fn dispatch(call: Call, head: &Head, message: Bytes) -> Unary {
     match call.rpc {
-        Rpc::KvRange => answer_range(call, message),
+        Rpc::KvRange => answer_range(call, head, message),
         Rpc::KvPut => call.run(kv::put, message),
         Rpc::KvDeleteRange => call.run(kv::delete_range, message),
         Rpc::KvTxn => call.run(kv::txn, message),
@@ -89,13 +90,13 @@ fn dispatch(call: Call, head: &Head, message: Bytes) -> Unary {
 
 /// Answers a Range. If that needs no other thread and little time, it is answered immediately, without a
 /// future.
-fn answer_range(mut call: Call, message: Bytes) -> Unary {
-    let mut answer = match range::request(message) {
-        Ok(request) => match range::at_once(&mut call, &request) {
+fn answer_range(mut call: Call, head: &Head, message: Bytes) -> Unary {
+    let mut answer = match range::request(message, head) {
+        Ok((request, freshness)) => match range::at_once(&mut call, &request, freshness) {
             Ok(Attempted::Answered(answer)) => Ok(answer),
             Ok(attempted) => {
                 return Unary::Later(Box::pin(async move {
-                    let mut answer = range::go_on(&mut call, request, attempted).await;
+                    let mut answer = range::go_on(&mut call, request, freshness, attempted).await;
                     call.end(&mut answer);
                     answer
                 }));
@@ -158,7 +159,9 @@ fn stream_of(
             let principal = services.identified(&head).await;
             let mut call = services.begin_stream_audit(rpc, &head, &principal);
             let asked_by = (head.peer.ip(), call.as_mut());
-            let result = services.range_stream(principal, asked_by, inbound, outbound, spans).await;
+            let freshness = Freshness::of(&head);
+            let result =
+                services.range_stream(principal, asked_by, freshness, (inbound, outbound), spans).await;
             call.into_iter().for_each(|call| call.ended(&result));
             result
         }),

@@ -19,7 +19,7 @@ use api::etcdserverpb::{RangeRequest, ResponseHeader};
 use api::wire::{number_len, put_number};
 use arc_swap::Guard;
 use bytes::{Bytes, BytesMut};
-use front::Answer;
+use front::{Answer, Head};
 use machine::Values;
 use machine::check;
 use machine::range::{self, Selection};
@@ -27,6 +27,7 @@ use mvcc::{KeyRange, Snapshot};
 use prost::Message as _;
 
 use super::call::{Call, Path, ReadPath};
+use super::freshness::Freshness;
 use super::large_range::{Keys, Rest};
 use super::slow::shown;
 use super::stages::{Confirmed, Making, Meter};
@@ -94,11 +95,17 @@ impl Timing {
     }
 }
 
-/// Decodes and checks a Range.
-pub(super) fn request(message: Bytes) -> Result<RangeRequest, Status> {
+fn checked(message: Bytes) -> Result<RangeRequest, Status> {
     let request: RangeRequest = decode(message)?;
     check::range(&request)?;
     Ok(request)
+}
+
+/// Decodes and checks a Range, and the bounds on its staleness.
+pub(super) fn request(message: Bytes, head: &Head) -> Result<(RangeRequest, Option<Freshness>), Status> {
+    let request = checked(message)?;
+    let freshness = if request.serializable { Freshness::of(head)? } else { None };
+    Ok((request, freshness))
 }
 
 /// Answers a Range immediately if that needs no other thread and little time.
@@ -106,7 +113,11 @@ pub(super) fn request(message: Bytes) -> Result<RangeRequest, Status> {
 /// # Errors
 ///
 /// Returns etcd's errors for a Range.
-pub(super) fn at_once(call: &mut Call, request: &RangeRequest) -> Result<Attempted, Status> {
+pub(super) fn at_once(
+    call: &mut Call,
+    request: &RangeRequest,
+    freshness: Option<Freshness>,
+) -> Result<Attempted, Status> {
     let shared = call.shared();
     shared.diagnostics.metrics.mvcc.ranges.inc();
     let state = shared.state.load();
@@ -115,7 +126,8 @@ pub(super) fn at_once(call: &mut Call, request: &RangeRequest) -> Result<Attempt
     }
     let timing = Timing { began: call.services.now(), confirmed: None };
     call.expense(|now| check::range_is_expensive(request, now).into())?;
-    if request.serializable || state.reads_local {
+    let is_fresh = || freshness.is_none_or(|freshness| freshness.allows(shared, &state, timing.began));
+    if request.serializable && is_fresh() || state.reads_local && freshness.is_none() {
         return Ok(match from_state(call, request, timing, state)? {
             Ok(answer) => Attempted::Answered(answer),
             Err(unmade) => Attempted::Unmade(unmade),
@@ -130,14 +142,22 @@ pub(super) fn at_once(call: &mut Call, request: &RangeRequest) -> Result<Attempt
 pub(super) async fn go_on(
     call: &mut Call,
     request: RangeRequest,
+    freshness: Option<Freshness>,
     attempted: Attempted,
 ) -> Result<Answer, Status> {
     let made = match attempted {
         Attempted::Answered(answer) => Ok(answer),
         Attempted::Unmade(unmade) => Err(unmade),
         Attempted::Unconfirmed(timing, place) => {
-            let confirmed = Some(call.confirmed(place).await?);
+            let confirmed = call.confirmed(place).await;
+            let confirmed = Some(confirmed.map_err(|status| match freshness {
+                Some(freshness) => freshness.unconfirmed(&status),
+                None => status,
+            })?);
             let state = call.shared().state.load();
+            if let Some(freshness) = freshness {
+                freshness.check_confirmed(&state)?;
+            }
             from_state(call, &request, Timing { confirmed, ..timing }, state)?
         }
     };
@@ -153,9 +173,9 @@ pub(super) async fn go_on(
 
 /// Answers a Range.
 pub(super) async fn range(call: &mut Call, message: Bytes) -> Result<Answer, Status> {
-    let request = request(message)?;
-    let attempted = at_once(call, &request)?;
-    go_on(call, request, attempted).await
+    let request = checked(message)?;
+    let attempted = at_once(call, &request, None)?;
+    go_on(call, request, None, attempted).await
 }
 
 /// Answers from `state`, if the user has the right to read the range and if that takes little time. `state`

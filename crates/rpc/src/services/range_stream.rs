@@ -18,6 +18,7 @@ use machine::key_value::Projection;
 use machine::range::{self};
 use prost::Message as _;
 
+use super::freshness::Freshness;
 use super::large_range::Opened;
 use super::principal::Principal;
 use super::traced::told_of_range_stream;
@@ -34,8 +35,8 @@ impl Services {
         self: Rc<Self>,
         principal: Result<Principal, Status>,
         (client, call): (IpAddr, Option<&mut audit::Call>),
-        mut inbound: Inbound,
-        mut outbound: Outbound,
+        freshness: Result<Option<Freshness>, Status>,
+        (mut inbound, mut outbound): (Inbound, Outbound),
         spans: Option<Within>,
     ) -> Result<(), Status> {
         let Some(message) = inbound.next().await? else { return Err(NO_REQUEST) };
@@ -46,8 +47,16 @@ impl Services {
         check_stream(&request)?;
         let principal = &principal?;
         self.expense(principal, client, |now| check::range_is_expensive(&request, now).into())?;
-        self.wait_readable_for(principal, request.serializable).await?;
+        let freshness = if request.serializable { freshness? } else { None };
+        let is_fresh = |bound: Freshness| bound.allows(&self.shared, &self.shared.state.load(), self.now());
+        let needs_round = freshness.is_some_and(|bound| !is_fresh(bound));
+        let waited = self.wait_readable_for(principal, request.serializable && !needs_round).await;
         let state = self.state();
+        match (waited, freshness) {
+            (Err(status), Some(bound)) => return Err(bound.unconfirmed(&status)),
+            (waited, None) => waited?,
+            (Ok(()), Some(bound)) => bound.check_confirmed(&state)?,
+        }
         self.gate(&state, principal).read(&request.key, &request.range_end)?;
         principal.is_of(&state.auth)?;
         drop(state);

@@ -96,8 +96,11 @@ impl Core {
         }
     }
 
-    /// Replies to the reads that the state just published may answer.
+    /// Replies to the reads that the state just published may answer, and records how fresh it is.
     fn answer_reads(&mut self) {
+        if let Some(began) = self.reads.take_finished() {
+            self.shared.confirm_as_of(began);
+        }
         for (request_id, times) in self.reads.take_readable() {
             self.reply(request_id, ReplyBody::Readable(times));
         }

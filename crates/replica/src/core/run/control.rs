@@ -127,6 +127,7 @@ impl Core {
     fn take_from_control(&mut self, request: ControlRequest, now: Instant) -> Result<(), Fatal> {
         match request {
             ControlRequest::Corrupt(member_id) => self.raise_corrupt(member_id),
+            ControlRequest::DiffersFromFeeder(feeder, index) => self.leave_service(feeder, index, now),
             ControlRequest::ClusterVersion(version) => self.set_cluster_version(version),
             ControlRequest::Downgraded(version) => self.end_downgrade(&version),
             ControlRequest::Stop => {
@@ -215,6 +216,11 @@ impl Core {
             "OUT OF SERVICE: a committed entry cannot be applied, because a value that it depends on cannot be read; rebuild this member from the others with `mainstay rebuild` or, if it is the only one, save a snapshot of what can still be read and restore from a backup",
             &[("index", Value::Uint(fatal.index.0)), ("why", Value::Str(&fatal.why))],
         );
+        self.end_service(fatal, now);
+    }
+
+    /// Refuses the requests of clients from now on, with the reason.
+    pub(super) fn end_service(&mut self, fatal: &machine::Fatal, now: Instant) {
         let alone = self.node.voters() == [MemberId(self.shared.member.identity.member_id)];
         let parked = OutOfService::new(fatal, alone && !self.history.was_replayed(fatal.index));
         let why = parked.why();

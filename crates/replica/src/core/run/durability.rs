@@ -125,7 +125,7 @@ impl Core {
     /// Raises this member's NOSPACE alarm for this cause.
     pub(super) fn raise_no_space(&mut self, cause: Cause, now: Instant) {
         // The alarm stops the writes of the whole cluster, which does not need the disk of an observer.
-        if self.observers.observes() {
+        if self.observers.observes() && cause == Cause::Disk {
             return;
         }
         let present =

@@ -3,7 +3,7 @@
 use std::time::Instant;
 
 use consensus::{Event, ObserverRead, Request};
-use numbers::MemberId;
+use numbers::{Index, MemberId};
 use telemetry::logging::Value;
 
 use super::Core;
@@ -94,5 +94,19 @@ impl Core {
         self.step(Event::FeederChosen(id))?;
         self.shared.cluster.fed_by(id, self.node.source().is_some());
         Ok(())
+    }
+
+    /// Takes this observer out of service, because its state differs from that of its feeder.
+    pub(super) fn leave_service(&mut self, feeder: u64, index: Index, now: Instant) {
+        if !self.observers.observes() {
+            return;
+        }
+        self.logger.error(
+            "OUT OF SERVICE: the state of this observer differs from that of its feeder; find out with `mainstay ctl \
+             endpoint hashkv --cluster` whether the members agree; then delete this observer's data directory",
+            &[("feeder", Value::Id(feeder)), ("index", Value::Uint(index.0))],
+        );
+        let why = format!("its state differs from that of the feeder {feeder:x}");
+        self.end_service(&machine::Fatal { index, why, is_unreadable: false }, now);
     }
 }
