@@ -88,11 +88,6 @@ impl Feed {
         self.next
     }
 
-    /// Returns the index of the newest entry that is known to be on the observer's disk.
-    pub fn matched(&self) -> u64 {
-        self.matched
-    }
-
     /// Returns true if an append without entries should be sent, to learn where the observer's log ends.
     pub fn wants_probe(&self) -> bool {
         self.mode == Mode::Probe { asked: None }
@@ -371,7 +366,7 @@ mod tests {
         feed.acknowledged(40, 2);
         assert!(feed.takes_entries(1000));
         feed.sent(&entries(41..=50), 2);
-        assert_eq!((feed.next(), feed.matched()), (51, 40));
+        assert_eq!((feed.next(), feed.matched), (51, 40));
         assert!(!feed.takes_entries(1000), "1000 bytes are in flight");
         feed.acknowledged(50, 3);
         assert!(feed.takes_entries(1000));
