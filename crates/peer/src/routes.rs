@@ -106,7 +106,7 @@ fn accept_stream(
     if headers.get(RAFT_TO) != Some(&hub.local.identity.local_hex) {
         return Err(refuse(StatusCode::PRECONDITION_FAILED, "to field mismatch"));
     }
-    peer.account.note_release(headers);
+    peer.account.note_sender(headers);
     Ok(StreamWriter::attach(Rc::clone(&hub.local), peer, kind))
 }
 
@@ -143,7 +143,7 @@ async fn accept_message(
         0 => (&hub.strangers_bodies, STRANGERS_BODIES_BYTES_MAX),
         from => {
             if let Some(peer) = hub.member(from) {
-                peer.account.note_release(headers);
+                peer.account.note_sender(headers);
             }
             (&hub.members_bodies, MEMBERS_BODIES_BYTES_MAX)
         }

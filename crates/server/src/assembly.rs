@@ -209,6 +209,7 @@ fn clients(config: &Config, credentials: Credentials) -> Clients {
         },
         gateway: config.clients.enable_grpc_gateway,
         expensive: ExpensiveCalls::new(config.limits.max_expensive_calls),
+        zones: config.zone_networks.clone(),
         memory: OnceLock::new(),
     }
 }

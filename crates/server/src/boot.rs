@@ -331,6 +331,7 @@ fn start_peers(
         listeners,
         tls: Some(tls),
         local_address: config.peer_local_address(),
+        zone: config.zone.clone(),
     };
     let peers = Peers::start(
         options,

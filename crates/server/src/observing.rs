@@ -167,11 +167,13 @@ impl Registration {
             api_version: minor(shared.member.api_version),
             start: shared.ids.command_id(),
         };
+        let card_json = card.to_json().to_string();
+        shared.cluster.set_own_card(card);
         Registration {
             shared: Arc::clone(shared),
             logger: Arc::clone(logger),
             feeds: texts(&observer.feeds),
-            card: card.to_json().to_string().into(),
+            card: card_json.into(),
             at: 0,
             failures: 0,
             told: String::new(),

@@ -47,7 +47,8 @@ pub fn scrape(shared: &Shared, counters: &FrontCounters, tells_names: bool) -> S
     if let Some(peers) = shared.cluster.peers() {
         peers::copy_peers(
             &shared.diagnostics.metrics.network,
-            shared.member.identity.member_id,
+            (shared.member.identity.member_id, &shared.member.zone),
+            |id| shared.cluster.observers().iter().any(|observer| observer.card.id == id),
             &peers.figures(),
         );
     }
