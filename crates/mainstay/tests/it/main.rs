@@ -16,6 +16,7 @@ mod cluster_crash;
 mod cluster_load;
 mod crash;
 mod damage;
+mod drains;
 mod history;
 mod member;
 mod network;

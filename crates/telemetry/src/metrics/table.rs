@@ -188,6 +188,7 @@ group! {
         client_grpc_received_bytes: Total = "etcd_network_client_grpc_received_bytes_total", "Bytes received from gRPC clients.";
         connections_shed: Total = "mainstay_client_connections_shed_total", "Client connections closed because all clients together held too much memory.";
         connections_refused: Total = "mainstay_client_connections_refused_total", "Client connections closed on accept because too many were open, in all or from one address, or memory was short.";
+        connections_drained: Total = "mainstay_client_connections_drained_total", "Client connections that were told to end because an operator drains connections.";
         expensive_refused: Total = "mainstay_expensive_calls_refused_total", "Calls refused because their client made more expensive calls than --max-expensive-calls.";
         server_stream_failures: Labelled<Counter> = "etcd_network_server_stream_failures_total" ["Type", "API"], "Client streams that failed.";
     }

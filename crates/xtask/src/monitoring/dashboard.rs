@@ -529,7 +529,7 @@ const ROWS: &[(&str, &[Written])] = &[
             chart(
                 "Connections closed and calls refused",
                 "cps",
-                "What the member did to protect itself from overload by clients.",
+                "What the member did to protect itself from overload by clients, and connections that an operator drains.",
                 &[
                     (
                         "rate(mainstay_client_connections_shed_total{#}[$__rate_interval])",
@@ -538,6 +538,10 @@ const ROWS: &[(&str, &[Written])] = &[
                     (
                         "rate(mainstay_client_connections_refused_total{#}[$__rate_interval])",
                         "{{instance}} refused",
+                    ),
+                    (
+                        "rate(mainstay_client_connections_drained_total{#}[$__rate_interval])",
+                        "{{instance}} drained",
                     ),
                     (
                         "rate(mainstay_expensive_calls_refused_total{#}[$__rate_interval])",
