@@ -113,6 +113,7 @@ pub fn start(options: Options, listeners: Vec<Listener>, make_service: MakeServi
         resolver: options.resolver.clone(),
         look_ups: Arc::new(AtomicUsize::new(0)),
         timeout: options.handshake_timeout,
+        handshaken: options.handshaken.clone(),
     });
     let mut handshakes = HandshakeThreads { threads: Vec::new(), context, next: AtomicUsize::new(0), quota };
     if listeners.iter().any(|listener| listener.tls.is_some()) {

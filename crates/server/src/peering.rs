@@ -4,14 +4,14 @@
 //! Paths, statuses and bodies are etcd's. Paths under `/mainstay/` are extensions; a real etcd answers them
 //! with 404.
 
-mod answers;
+pub(crate) mod answers;
 pub mod hashes;
 mod root;
 
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use api::etcdserverpb::{
     LeaseKeepAliveRequest, LeaseKeepAliveResponse, LeaseTimeToLiveRequest, LeaseTimeToLiveResponse,
@@ -33,6 +33,9 @@ use replica::shared::Shared;
 use replica::transfer::{ReceiveError, Receiver};
 use storage::block_on::block_on;
 use telemetry::logging::{Logger, Value};
+use tls::Tickets;
+
+use crate::ticket_sharing;
 
 const PROTOBUF: &str = "application/protobuf";
 /// Longest body of a lease request in bytes, as in etcd.
@@ -53,12 +56,19 @@ pub struct Peering {
     shared: Arc<Shared>,
     logger: Arc<Logger>,
     receiver: Arc<Receiver>,
+    /// Secrets for TLS session tickets that other members may have; empty if they may not.
+    tickets: Arc<OnceLock<Tickets>>,
 }
 
 impl Peering {
     /// Creates the handler for this member.
     pub fn new(shared: Arc<Shared>, logger: Arc<Logger>, receiver: Receiver) -> Peering {
-        Peering { shared, logger, receiver: Arc::new(receiver) }
+        Peering { shared, logger, receiver: Arc::new(receiver), tickets: Arc::default() }
+    }
+
+    /// Allows other members to get these secrets. Only the first call has an effect.
+    pub(crate) fn share_tickets(&self, tickets: Tickets) {
+        let _ = self.tickets.set(tickets);
     }
 
     /// Returns true if the receiver keeps a part of a snapshot whose stream was interrupted.
@@ -266,6 +276,7 @@ async fn route(
     shared: Arc<Shared>,
     logger: Arc<Logger>,
     receiver: Arc<Receiver>,
+    tickets: Arc<OnceLock<Tickets>>,
     request: Request<Bytes>,
 ) -> Response<Bytes> {
     let path = request.uri().path().to_owned();
@@ -285,6 +296,7 @@ async fn route(
             let enabled = shared.state.load().members.downgrade_target.is_some();
             answer(StatusCode::OK, PLAIN, enabled.to_string())
         }
+        (&Method::GET, ticket_sharing::PATH) => ticket_sharing::answer(&shared, tickets.get(), &request),
         (&Method::GET, SNAPSHOT) => held(&receiver, &request).await,
         (&Method::GET, consistency::comparison::STATE_HASHES) => {
             hashes::state_hashes(&shared, &request).await
@@ -362,6 +374,7 @@ impl peer::Handler for Peering {
 
     fn http(&self, request: Request<Bytes>) -> Pin<Box<dyn Future<Output = Response<Bytes>> + Send>> {
         let (shared, logger) = (Arc::clone(&self.shared), Arc::clone(&self.logger));
-        Box::pin(route(shared, logger, Arc::clone(&self.receiver), request))
+        let (receiver, tickets) = (Arc::clone(&self.receiver), Arc::clone(&self.tickets));
+        Box::pin(route(shared, logger, receiver, tickets, request))
     }
 }

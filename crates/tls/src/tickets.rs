@@ -241,7 +241,7 @@ impl Ring {
         let may = || secrets.iter().enumerate().filter(|(_, secret)| secret.encrypts);
         // The newest one that has been announced for long enough, or else the oldest, which most members know.
         let announced = may().find(|(_, secret)| secret.age(now) >= ANNOUNCED);
-        let encrypts = announced.or_else(|| may().last()).map(|(index, _)| index);
+        let encrypts = announced.or_else(|| may().next_back()).map(|(index, _)| index);
         Ring { secrets: secrets.to_vec(), encrypts }
     }
 

@@ -228,6 +228,8 @@ group! {
         generation: Labelled<Gauge> = "mainstay_tls_generation" ["listener"], "Times that TLS files were loaded, including at the start.";
         reload_failures: Labelled<Counter> = "mainstay_tls_reload_failures_total" ["listener"], "Times that changed TLS files could not be used; each is logged.";
         reload_failing: Labelled<Gauge> = "mainstay_tls_reload_failing" ["listener"], "1 while the TLS files on disk cannot be used and those loaded before stay in use.";
+        handshakes: Labelled<Counter> = "mainstay_tls_handshakes_total" ["kind"], "Completed TLS handshakes of clients: full, or resumed with a session ticket.";
+        tickets_shared: Gauge = "mainstay_tls_tickets_shared", "1 if clients resume TLS sessions of other members at this member: it leads, or has the leader's secrets.";
         rejected: Labelled<Counter> = "mainstay_tls_rejected_connections_total" ["listener"], "Connections refused by TLS, or closed because TLS would no longer accept them; connections between members are counted only when refused.";
     }
 }

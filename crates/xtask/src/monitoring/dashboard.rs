@@ -578,6 +578,15 @@ const ROWS: &[(&str, &[Written])] = &[
                 )],
             ),
             chart(
+                "TLS handshakes of clients",
+                "cps",
+                "Full, or resumed with a session ticket; 1 while sessions of other members are resumed, too.",
+                &[
+                    ("rate(mainstay_tls_handshakes_total{#}[$__rate_interval])", "{{instance}} {{kind}}"),
+                    ("mainstay_tls_tickets_shared{#}", "{{instance}} shared"),
+                ],
+            ),
+            chart(
                 "Audit log",
                 "cps",
                 "Entries written. Dropped entries, and refused calls without a line, must be 0.",
