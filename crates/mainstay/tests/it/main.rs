@@ -74,6 +74,8 @@ mod locks;
 #[cfg(feature = "full")]
 mod lone_client;
 #[cfg(feature = "full")]
+mod many_connections;
+#[cfg(feature = "full")]
 mod memory;
 #[cfg(feature = "full")]
 mod mirror_revisions;
