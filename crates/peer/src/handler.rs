@@ -7,6 +7,11 @@ use bytes::Bytes;
 
 use crate::error::BoxError;
 
+/// Marks a request ([`Handler::http`]) on a connection over which the client has presented a certificate that
+/// was verified. It is one of the extensions of the request.
+#[derive(Clone, Copy, Debug)]
+pub struct VerifiedPeer;
+
 /// Receives messages and events; implemented by the caller of [`crate::Peers::start`]. The methods are called
 /// on the peer thread and must not block it, unless stated otherwise.
 pub trait Handler: Send + Sync + 'static {

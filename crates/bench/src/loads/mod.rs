@@ -2,6 +2,8 @@
 //! etcd's tool sends.
 
 pub mod authenticate;
+pub(crate) mod connections;
+pub(crate) mod fleet;
 pub mod index;
 pub mod lease;
 pub mod range;

@@ -16,6 +16,7 @@ mod cluster_crash;
 mod cluster_load;
 mod crash;
 mod damage;
+mod drains;
 mod history;
 mod member;
 mod network;
@@ -73,6 +74,8 @@ mod input;
 mod locks;
 #[cfg(feature = "full")]
 mod lone_client;
+#[cfg(feature = "full")]
+mod many_connections;
 #[cfg(feature = "full")]
 mod memory;
 #[cfg(feature = "full")]

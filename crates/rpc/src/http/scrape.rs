@@ -78,6 +78,7 @@ fn copy_front(metrics: &Metrics, shards: &[Arc<ShardCounters>]) {
     let sum = |of: fn(&ShardCounters) -> u64| shards.iter().map(|shard| of(shard)).sum();
     metrics.network.client_grpc_received_bytes.raise_to(sum(|shard| shard.bytes_received.load(Relaxed)));
     metrics.network.client_grpc_sent_bytes.raise_to(sum(|shard| shard.bytes_sent.load(Relaxed)));
+    metrics.network.connections_drained.raise_to(sum(|shard| shard.connections_drained.load(Relaxed)));
 }
 
 fn copy_log(metrics: &Metrics, figures: &log::Figures) {

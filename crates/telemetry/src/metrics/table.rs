@@ -194,6 +194,7 @@ group! {
         client_grpc_received_bytes: Total = "etcd_network_client_grpc_received_bytes_total", "Bytes received from gRPC clients.";
         connections_shed: Total = "mainstay_client_connections_shed_total", "Client connections closed because all clients together held too much memory.";
         connections_refused: Total = "mainstay_client_connections_refused_total", "Client connections closed on accept because too many were open, in all or from one address, or memory was short.";
+        connections_drained: Total = "mainstay_client_connections_drained_total", "Client connections that were told to end because an operator drains connections.";
         expensive_refused: Total = "mainstay_expensive_calls_refused_total", "Calls refused because their client made more expensive calls than --max-expensive-calls.";
         server_stream_failures: Labelled<Counter> = "etcd_network_server_stream_failures_total" ["Type", "API"], "Client streams that failed.";
     }
@@ -233,6 +234,8 @@ group! {
         generation: Labelled<Gauge> = "mainstay_tls_generation" ["listener"], "Times that TLS files were loaded, including at the start.";
         reload_failures: Labelled<Counter> = "mainstay_tls_reload_failures_total" ["listener"], "Times that changed TLS files could not be used; each is logged.";
         reload_failing: Labelled<Gauge> = "mainstay_tls_reload_failing" ["listener"], "1 while the TLS files on disk cannot be used and those loaded before stay in use.";
+        handshakes: Labelled<Counter> = "mainstay_tls_handshakes_total" ["kind"], "Completed TLS handshakes of clients: full, or resumed with a session ticket.";
+        tickets_shared: Gauge = "mainstay_tls_tickets_shared", "1 if clients resume TLS sessions of other members at this member: it leads, or has the leader's secrets.";
         rejected: Labelled<Counter> = "mainstay_tls_rejected_connections_total" ["listener"], "Connections refused by TLS, or closed because TLS would no longer accept them; connections between members are counted only when refused.";
     }
 }
