@@ -4,6 +4,7 @@
 mod authenticate;
 mod compare;
 mod completion;
+mod kubernetes;
 mod lease_keepalive;
 mod mvcc;
 mod put;
@@ -62,6 +63,7 @@ pub static PROGRAM: Program<Run> = Program {
             authenticate::AUTHENTICATE,
             compare::COMPARE,
             completion::COMPLETION,
+            kubernetes::KUBERNETES,
             lease_keepalive::LEASE_KEEPALIVE,
             mvcc::MVCC,
             put::PUT,

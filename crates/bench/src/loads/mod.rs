@@ -3,6 +3,7 @@
 
 pub mod authenticate;
 pub mod index;
+pub mod kubernetes;
 pub mod lease;
 pub mod range;
 pub mod stm;
