@@ -37,16 +37,16 @@ const PODS_PER_NODE: Flag<f64> = Flag::float("pods-per-node", "30", "Pods on eac
 const LEASE_INTERVAL: Flag<Duration> =
     Flag::duration("lease-interval", "10s", "Interval at which each node renews its lease");
 const STATUS_INTERVAL: Flag<Duration> =
-    Flag::duration("status-interval", "5m", "Interval at which each node reports its status");
+    Flag::duration("status-interval", "5m0s", "Interval at which each node reports its status");
 const POD_LIFETIME: Flag<Duration> = Flag::duration(
     "pod-lifetime",
-    "2h",
+    "2h0m0s",
     "Mean time after which a pod is replaced: seven writes of pods and six events (0s: no pod changes)",
 );
 const EVENT_TTL: Flag<Duration> =
-    Flag::duration("event-ttl", "1h", "Time for which events are kept, by leases");
+    Flag::duration("event-ttl", "1h0m0s", "Time for which events are kept, by leases");
 const COMPACTION_INTERVAL: Flag<Duration> =
-    Flag::duration("compaction-interval", "5m", "Interval at which the API servers compact (0s: never)");
+    Flag::duration("compaction-interval", "5m0s", "Interval at which the API servers compact (0s: never)");
 const PROGRESS_INTERVAL: Flag<Duration> = Flag::duration(
     "progress-interval",
     "100ms",
@@ -62,7 +62,7 @@ const NODE_BYTES_MAX: Flag<i64> = Flag::int("node-bytes-max", "20480", "Largest 
 const POD_BYTES_MIN: Flag<i64> = Flag::int("pod-bytes-min", "10240", "Smallest size of a pod");
 const POD_BYTES_MAX: Flag<i64> = Flag::int("pod-bytes-max", "71680", "Largest size of a pod");
 const SEED: Flag<u64> = Flag::uint("seed", "1", "Seed of the objects");
-const DURATION: Flag<Duration> = Flag::duration("duration", "1m", "Time for which the load is measured");
+const DURATION: Flag<Duration> = Flag::duration("duration", "1m0s", "Time for which the load is measured");
 const WARMUP: Flag<Duration> =
     Flag::duration("warmup", "10s", "Warm-up time of the load before it is measured");
 const P99: Flag<Duration> = Flag::duration(
@@ -132,6 +132,9 @@ pub(super) const KUBERNETES: Command<Run> = Command {
     ])),
     ..Command::EMPTY
 };
+
+/// Longest wait for answers and events after the window. A server that takes longer does not keep up.
+const CATCH_UP_MAX: Duration = Duration::from_secs(30);
 
 /// What to measure, from the flags.
 struct Plan {
@@ -277,7 +280,13 @@ fn one_server(
     let mut fleet = Fleet::connect(target.clone(), plan.cluster.clone())?;
     let mut gauges = Gauges::new(meters);
     let mut measure = |nodes: u64| {
-        let window = Window { nodes, warm_up: plan.warm_up, duration: plan.duration, late: plan.p99_max };
+        let window = Window {
+            nodes,
+            warm_up: plan.warm_up,
+            duration: plan.duration,
+            late: plan.p99_max,
+            catch_up_max: CATCH_UP_MAX,
+        };
         gauges.nodes = nodes;
         fleet.measure(window, &mut gauges).map(|measured| (measured, gauges.take()))
     };
@@ -285,13 +294,16 @@ fn one_server(
         None => measure(plan.nodes)?,
         Some(max) => {
             let mut best = None;
+            let mut tried = 0;
             let found = search::largest(plan.nodes, max, |nodes| {
+                tried = nodes;
                 let (measured, used) = measure(nodes)?;
                 let shortfalls = measured.shortfalls(plan.p99_max);
-                let outcome = match shortfalls.first() {
-                    None => "carried".to_owned(),
-                    Some(reason) => format!("not carried: {reason}"),
+                let outcome = match shortfalls.as_slice() {
+                    [] => "carried".to_owned(),
+                    reasons => format!("not carried: {}", reasons.join("; ")),
                 };
+                let _ = writeln!(text, "{}", labelled(name, &format!("{nodes} nodes: {outcome}")));
                 document.facts.push((labelled(name, &format!("{nodes} nodes")), outcome));
                 let passes = shortfalls.is_empty();
                 // If nothing passes, the last attempt is reported, which had the fewest nodes.
@@ -303,8 +315,20 @@ fn one_server(
                     best = Some((measured, used, passes));
                 }
                 Ok::<bool, crate::Error>(passes)
-            })?;
-            document.conclusions.push(labelled(name, &sentence(found)));
+            });
+            // After an error, such as a full database, the server is not usable for another attempt. What was
+            // found before stays true.
+            let conclusion = match (&found, &best) {
+                (Ok(found), _) => sentence(*found),
+                (Err(error), Some((measured, _, true))) => {
+                    format!("{} nodes are carried, and {tried} are not: {error}", measured.nodes)
+                }
+                (Err(error), _) => {
+                    return Err(Failure::error(labelled(name, &format!("{tried} nodes: {error}"))));
+                }
+            };
+            document.conclusions.push(labelled(name, &conclusion));
+            let _ = writeln!(text, "{}\n", labelled(name, &conclusion));
             let Some((measured, used, _)) = best else { return Err(Failure::error("nothing was measured")) };
             (measured, used)
         }

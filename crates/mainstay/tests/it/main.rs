@@ -17,6 +17,7 @@ mod cluster_load;
 mod crash;
 mod damage;
 mod history;
+mod kubernetes;
 mod member;
 mod network;
 mod refusals;

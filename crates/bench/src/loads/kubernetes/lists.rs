@@ -11,7 +11,8 @@ use crate::loadgen::status::Status;
 use crate::loadgen::wire::{Fields, Message};
 use crate::loads::range::prefix_end;
 
-use super::fleet::{Fleet, LIST, State};
+use super::fleet::Fleet;
+use super::state::{LIST, State};
 use super::{PREFIXES, Resource};
 
 /// gRPC status code of a method that the server does not have.

@@ -1,8 +1,8 @@
 //! Defines the load of `kubernetes`: what the API servers of a Kubernetes cluster of many nodes ask of etcd.
 //!
 //! Contents: what the cluster is like ([`Cluster`]); when its operations are due ([`schedule`]); its keys and
-//! values ([`objects`]); requests and responses ([`wire`]); the API servers, which carry it all out
-//! ([`fleet`]); and the search for the largest cluster that a server carries ([`search`]).
+//! values ([`objects`]); requests and responses ([`wire`]); the API servers ([`state`]) and their measurement
+//! ([`fleet`]); what counts as carried ([`verdict`]); and the search for the largest such cluster ([`search`]).
 //!
 //! Invariants, and the tests that check them:
 //! * The schedule is open: an operation is due whatever the server does, and its latency counts from then. An
@@ -11,15 +11,17 @@
 //! * Each write compares the revision that the last write of the object returned. At a correct server the
 //!   comparison succeeds (`tests/it/kubernetes.rs`, `mainstay/tests/it/kubernetes.rs`).
 //! * Each API server receives an event for each write, and for nothing else. Numbers of events and sums of
-//!   their revisions must be equal to those of the writes ([`fleet::Tally`]).
+//!   their revisions must be equal to those of the writes ([`known::Tally`]).
 //! * A node takes 16 bytes, and a pod 8: there is no task, connection or timer for each of them.
 
 pub mod fleet;
+pub mod known;
 mod lists;
 pub mod objects;
 mod population;
 pub mod schedule;
 pub mod search;
+pub mod state;
 pub mod verdict;
 pub mod wire;
 
@@ -211,6 +213,6 @@ impl Cluster {
     pub fn rate(&self, nodes: u64) -> f64 {
         let each = |interval: Duration| nodes as f64 / interval.as_secs_f64();
         let lives = 1.0 / self.replacement_period(nodes);
-        each(self.lease_interval) + each(self.status_interval) + lives * fleet::LIFE.len() as f64
+        each(self.lease_interval) + each(self.status_interval) + lives * state::LIFE.len() as f64
     }
 }

@@ -193,7 +193,7 @@ impl Objects {
             out,
             format_args!(
                 "/registry/pods/team-{namespace:03}/service-{application:03}-{:09x}-{pod:08}",
-                application * 0x9e37_79b9 & 0xf_ffff_ffff
+                (application * 0x9e37_79b9) & 0xf_ffff_ffff
             ),
         );
     }

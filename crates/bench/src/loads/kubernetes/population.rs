@@ -1,11 +1,18 @@
 //! Writes the objects of a cluster before its load is measured: many puts in each transaction, and several
 //! transactions at a time.
 
-use crate::Error;
+use api::Rpc;
 
-use super::Resource;
-use super::fleet::{Fleet, Known, State};
-use super::wire;
+use crate::Error;
+use crate::loadgen::ask::Asker;
+use crate::loadgen::calls::Target;
+use crate::loadgen::wire::Fields;
+use crate::loads::range::prefix_end;
+
+use super::fleet::Fleet;
+use super::known::Known;
+use super::state::State;
+use super::{PREFIXES, Resource, WRITTEN, wire};
 
 /// Objects that one transaction writes: those of one resource, with consecutive numbers.
 #[derive(Clone, Copy, Debug)]
@@ -21,6 +28,37 @@ const AT_A_TIME: usize = 4;
 const PUTS_MAX: u64 = 100;
 /// Bytes of a transaction at which it is sent; etcd's default limit of a request is 1.5 MiB.
 const BYTES_MAX: usize = 1 << 20;
+
+/// Key that says that the objects in a store are those of this load.
+const MARK: &[u8] = b"mainstay-bench-kubernetes";
+/// Prefix of all keys of a cluster.
+const ALL: &[u8] = b"/registry/";
+
+/// Makes sure that the store has no objects: deletes those of an earlier run. Fails if there are objects that
+/// this load has not written, because it would overwrite those of a real cluster.
+pub(super) fn clear(target: Target) -> Result<(), Error> {
+    let mut asker = Asker::new(target)?;
+    let count = |asker: &mut Asker, key: &[u8], end: &[u8]| {
+        asker.ask(Rpc::KvRange, |message| {
+            message.bytes(1, key).bytes(2, end).flag(9, true);
+        })
+    };
+    let objects = Fields(&count(&mut asker, ALL, &prefix_end(ALL))?).number(4);
+    if objects > 0 {
+        if Fields(&count(&mut asker, MARK, &[])?).number(4) == 0 {
+            return Err(Error::NotEmpty { objects });
+        }
+        for prefix in PREFIXES.iter().take(WRITTEN) {
+            asker.ask(Rpc::KvDeleteRange, |message| {
+                message.bytes(1, prefix.as_bytes()).bytes(2, &prefix_end(prefix.as_bytes()));
+            })?;
+        }
+    }
+    asker.ask(Rpc::KvPut, |message| {
+        message.bytes(1, MARK);
+    })?;
+    Ok(())
+}
 
 impl Fleet {
     /// Writes the objects that are missing for this many nodes. Objects that exist for more nodes stay.
