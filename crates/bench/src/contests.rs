@@ -14,7 +14,8 @@ use cli::Failure;
 
 use crate::Error;
 use crate::loads::authenticate::Authenticate;
-use crate::loads::kubernetes::fleet::{Fleet, Window};
+use crate::loads::kubernetes::fleet::Fleet;
+use crate::loads::kubernetes::measured::Window;
 use crate::loads::kubernetes::{Cluster, Kind};
 use crate::loads::random_from_clock;
 use crate::loads::range::Range;

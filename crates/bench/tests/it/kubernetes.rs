@@ -5,7 +5,8 @@ use std::time::Duration;
 
 use mainstay_bench::loadgen::drive::Nobody;
 use mainstay_bench::loadgen::responder::Options;
-use mainstay_bench::loads::kubernetes::fleet::{Fleet, Measured, Window};
+use mainstay_bench::loads::kubernetes::fleet::Fleet;
+use mainstay_bench::loads::kubernetes::measured::{Measured, Window};
 use mainstay_bench::loads::kubernetes::{Cluster, Kind};
 
 use crate::served::Served;

@@ -9,67 +9,15 @@ use crate::Error;
 use crate::loadgen::calls::{Calls, Target};
 use crate::loadgen::drive::{Generator, Observer, thread_times};
 use crate::loadgen::histogram::Histogram;
-use crate::loadgen::samples::Series;
 
-use super::lists::Listed;
+use super::measured::{Measured, Window};
 use super::state::{State, WATCH};
-use super::{Cluster, KINDS, PREFIXES, Resource, population, wire};
+use super::{Cluster, PREFIXES, Resource, population, wire};
 
 /// Longest duration of a turn. A timer or a response ends a turn earlier.
 pub(super) const TURN: Duration = Duration::from_millis(50);
 /// Time after which a server that does not answer while the load is prepared counts as gone.
 pub(super) const PATIENCE: Duration = Duration::from_secs(120);
-/// Size and limits of one measurement.
-#[derive(Clone, Copy, Debug)]
-pub struct Window {
-    /// Number of nodes.
-    pub nodes: u64,
-    /// Time for which the load runs before it is measured.
-    pub warm_up: Duration,
-    /// Time for which it is measured.
-    pub duration: Duration,
-    /// Operations that take longer than this count as late.
-    pub late: Duration,
-    /// Longest wait for answers and events after the window.
-    pub catch_up_max: Duration,
-}
-
-/// What one measurement has found.
-#[derive(Debug, Default)]
-pub struct Measured {
-    /// Number of nodes.
-    pub nodes: u64,
-    /// Latencies and failures of each kind of operation, in the order of [`KINDS`].
-    pub series: Vec<Series>,
-    /// For each kind, the number of operations that took longer than [`Window::late`].
-    pub late: [u64; KINDS.len()],
-    /// For each kind, the number of operations that did not begin, because the last one of the same object
-    /// was not answered.
-    pub skipped: [u64; KINDS.len()],
-    /// Number of comparisons that failed although the object has no other writer.
-    pub conflicts: u64,
-    /// For each difference between what was written and what a watch received, a sentence.
-    pub differences: Vec<String>,
-    /// Number of events that arrived after a later one of the same watch.
-    pub disordered: u64,
-    /// Number of calls that were not answered at the end of the window.
-    pub unanswered: u64,
-    /// Time from the end of the window until all calls were answered and all events received.
-    pub catch_up: Duration,
-    /// Length of the window.
-    pub duration: Duration,
-    /// Time at which the window began.
-    pub began: Option<SystemTime>,
-    /// The first lists of the API servers.
-    pub lists: Listed,
-    /// Time that writing the objects took, before the measurement.
-    pub populated: Duration,
-    /// Objects that were written in this time, and their bytes.
-    pub population: (u64, u64),
-    /// Resources that the load generator used in the window.
-    pub generator: Generator,
-}
-
 /// The API servers, with their connections.
 pub struct Fleet {
     pub(super) calls: Calls,

@@ -1,4 +1,7 @@
-//! What the load generator knows of an object, and how it compares what was written with what was received.
+//! What the load generator knows of objects and of work in progress, and how it compares what was written with
+//! what was received.
+
+use super::Resource;
 
 /// What is known of an object: the revision of its last change, and whether a write of it is in flight.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -64,6 +67,24 @@ impl Tally {
         self.count += 1;
         self.sum = self.sum.wrapping_add(revision as u64);
     }
+}
+
+/// A list in progress.
+#[derive(Debug, Default)]
+pub(super) struct Listing {
+    pub(super) revision: i64,
+    /// First key of the next page; empty if there is none.
+    pub(super) next: Vec<u8>,
+    pub(super) is_done: bool,
+    pub(super) is_streamed: bool,
+}
+
+/// Objects that one transaction writes: those of one resource, with consecutive numbers.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Batch {
+    pub(super) resource: Resource,
+    pub(super) first: u64,
+    pub(super) count: u64,
 }
 
 #[cfg(test)]

@@ -1,6 +1,6 @@
 //! The first lists of the API servers: every resource, by RangeStream, or in pages if the server has none.
 
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use api::Rpc;
 
@@ -12,48 +12,13 @@ use crate::loadgen::wire::{Fields, Message};
 use crate::loads::range::prefix_end;
 
 use super::fleet::Fleet;
+use super::known::Listing;
+use super::measured::Listed;
 use super::state::{LIST, State};
 use super::{PREFIXES, Resource};
 
 /// gRPC status code of a method that the server does not have.
 const UNIMPLEMENTED: u32 = 12;
-
-/// A list in progress.
-#[derive(Debug, Default)]
-pub(super) struct Listing {
-    revision: i64,
-    /// First key of the next page; empty if there is none.
-    next: Vec<u8>,
-    is_done: bool,
-    is_streamed: bool,
-}
-
-/// What the lists of all API servers have found.
-#[derive(Clone, Debug, Default)]
-pub struct Listed {
-    /// Number of keys, over all API servers.
-    pub keys: u64,
-    /// Number of bytes of the responses.
-    pub bytes: u64,
-    /// Time from the first request to the last response.
-    pub took: Duration,
-    /// True if the server has RangeStream, and the lists used it.
-    pub is_streamed: bool,
-    /// Revision of each list, by API server and resource.
-    revisions: Vec<i64>,
-}
-
-impl Listed {
-    /// Returns the revision at which an API server listed a resource.
-    pub(super) fn revision(&self, server: usize, resource: usize) -> i64 {
-        self.revisions.get(server * PREFIXES.len() + resource).copied().unwrap_or(0)
-    }
-
-    /// Returns the name of the RPC that the lists used.
-    pub fn method(&self) -> &'static str {
-        if self.is_streamed { "RangeStream" } else { "Range in pages" }
-    }
-}
 
 impl Fleet {
     /// Lists all resources for each API server, all at the same time.

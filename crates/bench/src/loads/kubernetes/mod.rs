@@ -17,6 +17,7 @@
 pub mod fleet;
 pub mod known;
 mod lists;
+pub mod measured;
 pub mod objects;
 mod population;
 pub mod schedule;

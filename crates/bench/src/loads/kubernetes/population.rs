@@ -10,17 +10,9 @@ use crate::loadgen::wire::Fields;
 use crate::loads::range::prefix_end;
 
 use super::fleet::Fleet;
-use super::known::Known;
+use super::known::{Batch, Known};
 use super::state::State;
 use super::{PREFIXES, Resource, WRITTEN, wire};
-
-/// Objects that one transaction writes: those of one resource, with consecutive numbers.
-#[derive(Clone, Copy, Debug)]
-pub(super) struct Batch {
-    resource: Resource,
-    first: u64,
-    count: u64,
-}
 
 /// Transactions in flight on each connection.
 const AT_A_TIME: usize = 4;

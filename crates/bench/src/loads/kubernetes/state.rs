@@ -14,11 +14,9 @@ use crate::loadgen::samples::Series;
 use crate::loadgen::status::Status;
 use crate::loadgen::wire::{Fields, Message};
 
-use super::fleet::{Measured, Window};
-use super::known::{Known, Tally};
-use super::lists::{Listed, Listing};
+use super::known::{Batch, Known, Listing, Tally};
+use super::measured::{Listed, Measured, Window};
 use super::objects::Objects;
-use super::population::Batch;
 use super::schedule::{Agenda, Due, Order};
 use super::wire::{self, Answer, Change, Compared};
 use super::{Cluster, KINDS, Kind, PREFIXES, Resource, WRITTEN};
@@ -263,12 +261,14 @@ impl State {
         if self.cluster.watches_events { WRITTEN } else { Resource::Events as usize }
     }
 
-    /// Returns true if all calls are answered, and all events received.
+    /// Returns true if all calls are answered, and there are no events to wait for. Whether the events were
+    /// those of the writes is another question.
     pub(super) fn has_caught_up(&self) -> bool {
         let watched = self.watched();
         self.in_flight == 0
             && self.servers.iter().all(|server| {
-                server.progress_since.is_none() && server.received[..watched] == self.written[..watched]
+                let mut tallies = server.received.iter().zip(&self.written).take(watched);
+                server.progress_since.is_none() && tallies.all(|(got, wanted)| got.count >= wanted.count)
             })
     }
 

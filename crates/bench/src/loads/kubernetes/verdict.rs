@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use super::KINDS;
-use super::fleet::Measured;
+use super::measured::Measured;
 
 /// Longest time after the window that answers and events may take if nothing has fallen behind.
 pub const CATCH_UP_MAX: Duration = Duration::from_secs(1);
