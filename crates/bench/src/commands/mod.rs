@@ -5,6 +5,7 @@ mod authenticate;
 mod compare;
 mod completion;
 mod connections;
+mod kubernetes;
 mod lease_keepalive;
 mod mvcc;
 mod put;
@@ -64,6 +65,7 @@ pub static PROGRAM: Program<Run> = Program {
             compare::COMPARE,
             completion::COMPLETION,
             connections::CONNECTIONS_COMMAND,
+            kubernetes::KUBERNETES,
             lease_keepalive::LEASE_KEEPALIVE,
             mvcc::MVCC,
             put::PUT,

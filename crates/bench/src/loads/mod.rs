@@ -5,6 +5,7 @@ pub mod authenticate;
 pub(crate) mod connections;
 pub(crate) mod fleet;
 pub mod index;
+pub mod kubernetes;
 pub mod lease;
 pub mod range;
 pub mod stm;

@@ -18,6 +18,7 @@ mod crash;
 mod damage;
 mod drains;
 mod history;
+mod kubernetes;
 mod member;
 mod network;
 mod observers;
