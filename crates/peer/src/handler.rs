@@ -39,8 +39,8 @@ pub trait Handler: Send + Sync + 'static {
     /// Called when sending a snapshot has ended, on the snapshot's own thread or on the peer thread.
     fn snapshot_sent(&self, to: u64, outcome: SnapshotOutcome);
 
-    /// Called when the peer `by` first reports that this member was removed from the cluster. The caller decides
-    /// whether it believes that peer, which may be an observer.
+    /// Called when the peer `by` reports that this member was removed from the cluster, which it may do again and
+    /// again. The caller decides whether it believes that peer, which may be an observer.
     fn removed(&self, by: u64);
 
     /// Receives a snapshot: the MsgSnap, and in `body` the bytes of the snapshot, whose format is `form`.

@@ -228,6 +228,7 @@ fn first_state(machine: &mut Machine, node: &Node) -> Published {
         auth: Arc::new(machine.auth.clone()),
         in_use_bytes: machine.in_use_bytes(),
         removed_through: machine.store.compact_revision(),
+        is_wrong: false,
     }
 }
 

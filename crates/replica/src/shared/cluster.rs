@@ -34,6 +34,8 @@ pub struct Cluster {
     feed_depth: AtomicU8,
     /// For an observer: true while it receives or installs a whole state.
     is_installing: AtomicBool,
+    /// For an observer: id of a feeder whose state differs from its own; 0 for none.
+    avoided: AtomicU64,
     /// For an observer: what it says about itself.
     own_card: OnceLock<ObserverCard>,
     /// The observers that this node feeds.
@@ -89,6 +91,16 @@ impl Cluster {
     /// Returns the observers that this node feeds, as of the last tick.
     pub fn observers(&self) -> Arc<Vec<ObserverStanding>> {
         self.observers.load_full()
+    }
+
+    /// Records that this observer takes nothing more from this feeder.
+    pub(crate) fn avoid(&self, feeder: u64) {
+        self.avoided.store(feeder, Ordering::Relaxed);
+    }
+
+    /// Returns true if this observer takes nothing from this feeder.
+    pub fn avoids(&self, feeder: u64) -> bool {
+        feeder != 0 && self.avoided.load(Ordering::Relaxed) == feeder
     }
 
     /// Sets what this observer says about itself. Called once.

@@ -155,6 +155,7 @@ pub fn served(given: Given, adjust: impl FnOnce(&mut Published)) -> Served {
         auth: Arc::new(machine.auth.clone()),
         in_use_bytes: machine.in_use_bytes(),
         removed_through: Revision(-1),
+        is_wrong: false,
     };
     adjust(&mut state);
     let shared = Arc::new(shared(state, log.values()));
@@ -539,6 +540,7 @@ fn a_scrape_shows_the_state() {
         auth: Arc::clone(&before.auth),
         in_use_bytes: 7,
         removed_through: Revision(-1),
+        is_wrong: false,
     }));
     let text = served.body("/metrics");
     for (series, expected) in [
