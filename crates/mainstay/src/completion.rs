@@ -50,6 +50,12 @@ pub fn tree() -> Tree {
     let mut below = vec![
         Tree { name: "server", about: "Run a member", flags: server_flags(), below: Vec::new() },
         Tree {
+            name: "observer",
+            about: "Run an observer, which follows the log of a cluster",
+            flags: server_flags(),
+            below: Vec::new(),
+        },
+        Tree {
             name: "rebuild",
             about: "Restore a damaged or lost member from the others",
             flags: server_flags().into_iter().chain([endpoints]).collect(),
@@ -114,6 +120,7 @@ mod tests {
             names,
             [
                 "server",
+                "observer",
                 "rebuild",
                 "ctl",
                 "utl",
@@ -134,7 +141,7 @@ mod tests {
         let mut sorted = names.clone();
         sorted.sort_unstable();
         assert_eq!(sorted, commands, "each command that there is");
-        let check = &tree.below[6];
+        let check = &tree.below[7];
         let checks: Vec<&str> = check.below.iter().map(|below| below.name).collect();
         assert_eq!(checks, ["disk", "network", "datascale", "perf"]);
         assert!(tree.flags.iter().any(|flag| flag.name == "listen-client-urls" && flag.takes_value));

@@ -118,7 +118,7 @@ fn a_removed_member_is_told_and_its_log_says_so_once() {
     // The pipeline receives the refusal too.
     one.peers.send(vec![heartbeat(1, 2, 3)]);
     one.recorder.wait("unreachable", |heard| heard.unreachable.contains(&2).then_some(()));
-    let said = |line: &&String| line.contains("reports that this member was removed");
+    let said = |line: &&String| line.contains("a peer reports that this member was removed");
     assert_eq!(one.recorder.with(|heard| heard.lines.iter().filter(said).count()), 1);
     assert_eq!(two.recorder.with(|heard| heard.messages.len()), 0);
 }

@@ -76,7 +76,11 @@ impl Core {
             match want {
                 RoundRequest::Read(request_id) => self.reads.readable(request_id, times),
                 RoundRequest::Observer(number) => self.answer_observer(number),
-                RoundRequest::Own => self.observers.own_round_ended(true),
+                RoundRequest::Own => {
+                    self.observers.own_round_ended(true);
+                    // The member serves once this state is published.
+                    self.publication.request();
+                }
                 // Leadership was lost while the request waited. The lease clocks now run on the next leader,
                 // so the client has to ask that member.
                 want if !self.leadership.leads() => {
