@@ -40,6 +40,7 @@ mod outbox;
 mod programs;
 mod tail;
 mod terms;
+mod upstream;
 mod validate;
 mod window;
 mod wire;

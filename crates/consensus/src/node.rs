@@ -17,7 +17,6 @@ use raft::eraftpb::{self, MessageType};
 use raft::{RawNode, SnapshotStatus, StateRole};
 
 use self::farewell::Farewell;
-use self::feeding::Upstream;
 use self::superfluous::Acknowledged;
 use crate::batches::Batches;
 use crate::effects::ObserverRead;
@@ -30,6 +29,7 @@ use crate::outbox::Outbox;
 use crate::programs::Programs;
 use crate::tail::Tail;
 use crate::terms::Terms;
+use crate::upstream::Upstream;
 use crate::validate;
 use crate::wire;
 

@@ -29,6 +29,7 @@ use crate::effects::{ObserverRead, Progress};
 use crate::entry::Entry;
 use crate::event::{Fetch, Refusal};
 use crate::feeds::Feed;
+use crate::upstream::Upstream;
 use crate::wire::{self, BINDS_PROPOSALS};
 
 /// Maximum number of observers' reads that wait for the caller. Further ones are refused.
@@ -51,21 +52,6 @@ const FROM_FEEDER: [MessageType; 4] = [
 /// Maximum number of feeders between an observer and a member, its own included. Observers that feed each other
 /// in a circle exceed it; then they know no leader.
 const DEPTH_MAX: u8 = 8;
-
-/// For an observer: where its entries come from.
-#[derive(Clone, Copy, Debug, Default)]
-pub(super) struct Upstream {
-    /// Id of the feeder whose messages this observer takes; 0 for none.
-    feeder: u64,
-    /// Id of the cluster's leader according to the feeder; 0 for none.
-    leader: u64,
-    /// Number of feeders up to the member from which the entries come; 0 while it is not known.
-    depth: u8,
-    /// Number of ticks after which a silent feeder counts as lost, if that is more than two election timeouts.
-    silence_max: u64,
-    /// True if the feeder has another history than this observer. Nothing more is taken from it.
-    is_foreign: bool,
-}
 
 impl Node {
     /// Returns the node that may send this one appends and snapshots: the leader, or the feeder of an

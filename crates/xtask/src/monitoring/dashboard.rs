@@ -296,6 +296,27 @@ const ROWS: &[(&str, &[Written])] = &[
                 ],
             ),
             chart(
+                "Observers",
+                "short",
+                "Observers that a node feeds, those of them that do not answer, and the entries that the one furthest behind lacks; for an observer: 1 while its feeder sends, and the nodes between it and a member.",
+                &[
+                    ("mainstay_observers{#}", "{{instance}} fed"),
+                    ("mainstay_observers_inactive{#}", "{{instance}} silent"),
+                    ("mainstay_observer_lag_entries{#}", "{{instance}} lag"),
+                    ("mainstay_observer_fed{#}", "{{instance}} is fed"),
+                    ("mainstay_observer_feed_depth{#}", "{{instance}} depth"),
+                ],
+            ),
+            chart(
+                "Between zones",
+                "Bps",
+                "Bytes that nodes send to members and observers in another zone.",
+                &[(
+                    "rate(mainstay_cross_zone_bytes_total{#}[$__rate_interval])",
+                    "{{instance}} {{from}} to {{to}}",
+                )],
+            ),
+            chart(
                 "Trouble between members",
                 "cps",
                 "Messages dropped, connections lost, heartbeats sent late.",
