@@ -7,6 +7,7 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use numbers::{Index, MemberId};
+use planted::Bug;
 use raft::eraftpb;
 
 use crate::effects::{Progress, ProgressState};
@@ -180,7 +181,9 @@ impl Feed {
                 // Each refusal moves the probe back, whatever the hint says, so that a series of refusals
                 // ends.
                 self.next = (hint + 1).min(before).max(1);
-                self.matched = self.matched.min(self.next - 1);
+                if !planted::is(Bug::FeedMatchKept) {
+                    self.matched = self.matched.min(self.next - 1);
+                }
                 self.mode = Mode::Probe { is_asked: false };
             }
         }

@@ -238,6 +238,8 @@ impl World {
         }
         let desk = &mut self.desks[number];
         self.counts.answered += u64::from(kind == 0);
+        let is_observed = usize::try_from(record.member - 1).is_ok_and(|at| self.places[at].observes);
+        self.counts.observed += u64::from(kind == 0 && is_observed);
         self.trace.event(now, 11, &[operation, kind, revision as u64]);
         if self.trace.prints() {
             print(now, &record);

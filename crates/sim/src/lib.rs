@@ -24,6 +24,7 @@ mod forgery;
 pub mod links;
 pub mod member;
 pub mod network;
+mod observers;
 mod operator;
 mod processes;
 pub mod profile;

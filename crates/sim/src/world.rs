@@ -177,6 +177,7 @@ pub(crate) struct Dice {
     pub network: Rng,
     pub faults: Rng,
     pub operator: Rng,
+    pub observers: Rng,
 }
 
 /// Counts of what happened. They show which faults a run has tested.
@@ -192,12 +193,14 @@ pub struct Counts {
     pub snapshots: u64,
     /// Snapshots that broke off.
     pub snapshots_broken: u64,
-    /// Members that lost their data and were replaced.
+    /// Members that lost their data and were replaced, and observers that got an empty disk.
     pub replaced: u64,
     /// Operations of clients.
     pub operations: u64,
     /// Operations of clients that were answered.
     pub answered: u64,
+    /// Operations of clients that observers answered.
+    pub observed: u64,
     /// Responses that watches received.
     pub watches: u64,
     /// Entries committed.
@@ -245,7 +248,9 @@ impl World {
             seed,
             schedule: Schedule::default(),
             network: Network::new(profile.delay),
-            places: (0..profile.members).map(|number| Place::new(seed, number, epoch)).collect(),
+            places: (0..profile.members + profile.observers)
+                .map(|number| Place::new(seed, number, epoch))
+                .collect(),
             desks: (0..profile.clients)
                 .map(|number| ActiveClient {
                     client: Client::new(seed, number as u64 + 1),
@@ -268,6 +273,7 @@ impl World {
                 network: stream("network"),
                 faults: stream("faults"),
                 operator: stream("operator"),
+                observers: stream("observers"),
             },
             counts: Counts::default(),
             history: History::default(),
@@ -284,6 +290,10 @@ impl World {
             let first = world.desks.len() as u64 + 1;
             world.watchers =
                 (0..world.profile.watchers as u64).map(|n| Watcher::new(seed, first + n)).collect();
+        }
+        for place in &mut world.places[world.profile.members..] {
+            place.observes = true;
+            world.checks.observers.insert(place.number);
         }
         world.checks.reads_fail = world.profile.reads_fail();
         world.begin();

@@ -22,6 +22,7 @@
 
 use bytes::Bytes;
 use numbers::{Index, MemberId};
+use planted::Bug;
 use raft::eraftpb::{self, MessageType};
 
 use super::{APPEND_BYTES_MAX, Node, other};
@@ -187,7 +188,8 @@ impl Node {
     /// Returns the next message for an observer; `None` if there is nothing to send now.
     fn next_for(&self, id: u64, feed: &mut crate::feeds::Feed) -> Option<eraftpb::Message> {
         let tail = self.raw.store();
-        let applied = self.raw.raft.raft_log.applied;
+        let log = &self.raw.raft.raft_log;
+        let applied = if planted::is(Bug::UnappliedFed) { log.last_index().min(tail.last()) } else { log.applied };
         let is_probe = feed.wants_probe();
         let has_news = feed.next() <= applied;
         if !is_probe && !(has_news && feed.takes_entries(self.config.bytes_in_flight_max)) {
@@ -230,7 +232,8 @@ impl Node {
     fn snapshot_for(&self, id: u64, feed: &mut crate::feeds::Feed) -> Option<eraftpb::Message> {
         let mut snapshot = raft::Storage::snapshot(self.raw.store(), 0, id).ok()?;
         let learners = &mut snapshot.mut_metadata().mut_conf_state().learners;
-        learners.retain(|learner| !self.config.observes || *learner != self.config.id.0);
+        let keeps_all = !self.config.observes || planted::is(Bug::ObserverNamedInSnapshot);
+        learners.retain(|learner| keeps_all || *learner != self.config.id.0);
         feed.snapshot(snapshot.get_metadata().index);
         let mut message = eraftpb::Message {
             to: id,
