@@ -40,21 +40,6 @@ pub fn cluster_id(member_ids: &[u64]) -> u64 {
     first_eight_bytes(hash)
 }
 
-/// Returns the id of an observer, which is a function of its cluster and its peer URLs in any order. It is never
-/// 0, which stands for no member. etcd has no observers, so this id is Mainstay's own.
-pub fn observer_id(cluster_id: u64, peer_urls: &[String]) -> u64 {
-    let mut urls: Vec<&str> = peer_urls.iter().map(String::as_str).collect();
-    urls.sort_unstable();
-    let mut hash = Sha1::new();
-    hash.update(b"mainstay observer");
-    hash.update(cluster_id.to_be_bytes());
-    for url in urls {
-        hash.update([0]);
-        hash.update(url.as_bytes());
-    }
-    first_eight_bytes(hash).max(1)
-}
-
 fn first_eight_bytes(hash: Sha1) -> u64 {
     let digest: [u8; 20] = hash.finalize().into();
     let mut first = [0; 8];
@@ -65,15 +50,6 @@ fn first_eight_bytes(hash: Sha1) -> u64 {
 #[cfg(test)]
 mod tests {
     use super::*;
-
-    #[test]
-    fn an_observers_id_depends_on_the_cluster_and_on_its_urls_in_any_order() {
-        let [one, two] = ["http://10.0.0.1:2380", "http://10.0.0.2:2380"].map(str::to_owned);
-        let id = observer_id(7, &[one.clone(), two.clone()]);
-        assert_eq!(id, observer_id(7, &[two.clone(), one.clone()]));
-        assert_ne!(id, observer_id(8, &[one.clone(), two]));
-        assert_ne!(id, observer_id(7, &[one]));
-    }
 
     #[test]
     fn the_default_member_has_the_id_every_etcd_user_has_seen() {

@@ -159,12 +159,18 @@ pub enum Event {
         /// Entries from `fetch.first` on, without a gap; none if they could not be read.
         entries: Vec<Entry>,
     },
-    /// Begin to feed this observer.
+    /// Begin to feed this observer. If it is fed already, it has started again: forget what its log had.
     ObserverAdded(MemberId),
     /// Stop feeding this observer.
     ObserverRemoved(MemberId),
     /// Only for an observer: take entries from this feeder from now on, and from no other.
-    FeederChosen(MemberId),
+    FeederChosen {
+        /// Id of the feeder.
+        feeder: MemberId,
+        /// Number of ticks after which a silent feeder counts as lost, if that is more than two election
+        /// timeouts.
+        silence_max: u64,
+    },
     /// A sync of the disk hangs. Until the disk has recovered, this node begins no election, because it could
     /// not keep up as a leader.
     DiskStalled,

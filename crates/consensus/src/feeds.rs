@@ -7,7 +7,6 @@
 use std::collections::{BTreeMap, VecDeque};
 
 use numbers::{Index, MemberId};
-use planted::Bug;
 use raft::eraftpb;
 
 use crate::effects::{Progress, ProgressState};
@@ -16,12 +15,26 @@ use crate::tail::payload_bytes;
 
 /// Maximum number of appends in flight to one observer.
 const APPENDS_IN_FLIGHT_MAX: usize = 512;
+/// Maximum payload bytes in flight to all observers together.
+const BYTES_IN_FLIGHT_MAX: usize = 128 << 20;
+/// Payload bytes that may be in flight after a loss. Each acknowledgement of something new doubles them.
+const BYTES_AFTER_LOSS: usize = 1 << 20;
+/// Maximum number of observers to which snapshots are sent at the same time, so that members that need one do
+/// not wait for observers.
+const SNAPSHOTS_MAX: usize = 4;
+/// Number of election timeouts without any acknowledgement after which the appends in flight count as lost. It
+/// is large, because what is slow must not be sent a second time.
+const LOST_AFTER_TIMEOUTS: u64 = 10;
 
 /// The mode in which an observer is fed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
-    /// The end of the observer's log is not known. One append without entries is sent at a time.
-    Probe { is_asked: bool },
+    /// The end of the observer's log is not known. One append without entries is sent at a time; `asked` is the
+    /// index of the entry before it, once it is sent.
+    Probe { asked: Option<u64> },
+    /// As in `Probe`, but the next append is sent only after the observer has answered a heartbeat: it was not
+    /// reached, or could not take a snapshot.
+    Wait,
     /// One append after the other is sent.
     Replicate,
     /// A snapshot with this index or a later one is under way.
@@ -39,6 +52,8 @@ pub(crate) struct Feed {
     /// Index of the last entry of each append in flight, and its payload bytes.
     in_flight: VecDeque<(u64, usize)>,
     bytes_in_flight: usize,
+    /// Payload bytes that may be in flight.
+    window: usize,
     /// Tick in which the observer last acknowledged something new, or was sent its first append in flight.
     advanced_at: u64,
     /// Tick in which the last message of the observer arrived; the tick of its registration at first.
@@ -54,11 +69,12 @@ pub(crate) struct Feed {
 impl Feed {
     fn new(next: u64, tick: u64) -> Feed {
         Feed {
-            mode: Mode::Probe { is_asked: false },
+            mode: Mode::Probe { asked: None },
             matched: 0,
             next,
             in_flight: VecDeque::new(),
             bytes_in_flight: 0,
+            window: BYTES_AFTER_LOSS,
             advanced_at: tick,
             heard_at: tick,
             fetching: None,
@@ -72,26 +88,21 @@ impl Feed {
         self.next
     }
 
-    /// Returns the index of the newest entry that is known to be on the observer's disk.
-    pub fn matched(&self) -> u64 {
-        self.matched
-    }
-
     /// Returns true if an append without entries should be sent, to learn where the observer's log ends.
     pub fn wants_probe(&self) -> bool {
-        self.mode == Mode::Probe { is_asked: false }
+        self.mode == Mode::Probe { asked: None }
     }
 
     /// Returns true if entries may be sent now.
     pub fn takes_entries(&self, bytes_max: usize) -> bool {
         self.mode == Mode::Replicate
             && self.in_flight.len() < APPENDS_IN_FLIGHT_MAX
-            && self.bytes_in_flight < bytes_max
+            && self.bytes_in_flight < bytes_max.min(self.window)
     }
 
-    /// Records that a probe was sent.
-    pub fn probed(&mut self) {
-        self.mode = Mode::Probe { is_asked: true };
+    /// Records that a probe after the entry `before` was sent.
+    pub fn probed(&mut self, before: u64) {
+        self.mode = Mode::Probe { asked: Some(before) };
     }
 
     /// Records that these entries were sent.
@@ -117,23 +128,27 @@ impl Feed {
         self.mode = Mode::Snapshot { index };
     }
 
-    /// Records that the sending of a snapshot has ended. In either case the observer is asked where its log
-    /// ends.
+    /// Records that the sending of a snapshot has ended. If it was delivered, the observer is asked where its
+    /// log ends, otherwise once it has answered a heartbeat.
     pub fn snapshot_ended(&mut self, delivered: bool) {
         if let Mode::Snapshot { index } = self.mode {
             self.next = if delivered { index + 1 } else { self.matched + 1 };
-            self.mode = Mode::Probe { is_asked: false };
+            self.mode = if delivered { Mode::Probe { asked: None } } else { Mode::Wait };
         }
     }
 
-    /// Forgets what is in flight, because it may be lost, and asks the observer where its log ends.
-    pub fn probe(&mut self) {
-        if matches!(self.mode, Mode::Snapshot { .. }) {
-            return;
+    /// Handles the report that messages to the observer may be lost.
+    pub fn unreachable(&mut self) {
+        if !matches!(self.mode, Mode::Snapshot { .. }) {
+            self.lose_flight();
+            self.mode = Mode::Wait;
         }
+    }
+
+    fn lose_flight(&mut self) {
         self.clear_flight();
         self.next = self.matched + 1;
-        self.mode = Mode::Probe { is_asked: false };
+        self.window = BYTES_AFTER_LOSS;
     }
 
     fn clear_flight(&mut self) {
@@ -144,14 +159,17 @@ impl Feed {
     /// Handles an acknowledgement of everything up to `index`.
     pub fn acknowledged(&mut self, index: u64, tick: u64) {
         self.heard_at = tick;
-        if let Mode::Snapshot { index: awaited } = self.mode
-            && index < awaited
-        {
-            return;
+        match self.mode {
+            Mode::Snapshot { index: awaited } if index < awaited => return,
+            // A late acknowledgement, or the answer to a message of an older term.
+            Mode::Probe { asked } if asked.is_none_or(|asked| index < asked) => return,
+            Mode::Wait => return,
+            _ => {}
         }
         if index > self.matched {
             self.matched = index;
             self.advanced_at = tick;
+            self.window = self.window.saturating_mul(2);
         }
         while let Some((last, bytes)) = self.in_flight.front().copied()
             && last <= index
@@ -172,32 +190,32 @@ impl Feed {
     pub fn refused(&mut self, before: u64, hint: u64, tick: u64) {
         self.heard_at = tick;
         match self.mode {
-            Mode::Snapshot { .. } => {}
+            Mode::Snapshot { .. } | Mode::Wait => return,
             // A late refusal of a probe that was answered since.
-            Mode::Probe { .. } if before + 1 != self.next => {}
-            Mode::Replicate if before <= self.matched => {}
-            Mode::Probe { .. } | Mode::Replicate => {
-                self.clear_flight();
-                // Each refusal moves the probe back, whatever the hint says, so that a series of refusals
-                // ends.
-                self.next = (hint + 1).min(before).max(1);
-                if !planted::is(Bug::FeedMatchKept) {
-                    self.matched = self.matched.min(self.next - 1);
-                }
-                self.mode = Mode::Probe { is_asked: false };
-            }
+            Mode::Probe { asked } if asked != Some(before) => return,
+            Mode::Replicate if before <= self.matched => return,
+            Mode::Probe { .. } | Mode::Replicate => {}
         }
+        self.clear_flight();
+        // Each refusal moves the probe back, whatever the hint says, so that a series of refusals ends.
+        self.next = (hint + 1).min(before).max(1);
+        self.matched = self.matched.min(self.next - 1);
+        self.mode = Mode::Probe { asked: None };
     }
 
-    /// Handles the answer to a heartbeat. If nothing was acknowledged for `ticks_max` ticks although appends
-    /// are in flight, they count as lost; an unanswered probe is repeated.
-    pub fn answered_heartbeat(&mut self, tick: u64, ticks_max: u64) {
+    /// Handles the answer to a heartbeat. If nothing was acknowledged for ten times `timeout_ticks` although
+    /// appends are in flight, they count as lost; an unanswered probe is repeated.
+    pub fn answered_heartbeat(&mut self, tick: u64, timeout_ticks: u64) {
         self.heard_at = tick;
         self.fetch_failed = false;
         match self.mode {
-            Mode::Probe { is_asked: true } => self.mode = Mode::Probe { is_asked: false },
-            Mode::Replicate if !self.in_flight.is_empty() && tick - self.advanced_at >= ticks_max => {
-                self.probe();
+            Mode::Probe { asked: Some(_) } | Mode::Wait => self.mode = Mode::Probe { asked: None },
+            Mode::Replicate
+                if !self.in_flight.is_empty()
+                    && tick - self.advanced_at >= LOST_AFTER_TIMEOUTS * timeout_ticks =>
+            {
+                self.lose_flight();
+                self.mode = Mode::Probe { asked: None };
             }
             _ => {}
         }
@@ -227,10 +245,11 @@ pub(crate) struct Feeds {
 }
 
 impl Feeds {
-    /// Begins to feed an observer; `next` is the first index to ask it about. Changes nothing if it is fed
-    /// already.
+    /// Begins to feed an observer; `next` is the first index to ask it about. If it is fed already, everything
+    /// that is known about it is forgotten.
     pub fn add(&mut self, id: u64, next: u64, tick: u64) {
-        self.by_id.entry(id).or_insert_with(|| Feed::new(next, tick));
+        self.remove(id);
+        self.by_id.insert(id, Feed::new(next, tick));
     }
 
     /// Ends the feed of an observer.
@@ -243,12 +262,28 @@ impl Feeds {
         self.by_id.is_empty()
     }
 
+    /// Returns the payload bytes that may be in flight to each observer, of which `each` is the maximum.
+    pub fn bytes_max(&self, each: usize) -> usize {
+        each.min(BYTES_IN_FLIGHT_MAX / self.by_id.len().max(1))
+    }
+
+    /// Returns true if one more snapshot may be sent.
+    pub fn takes_snapshot(&self) -> bool {
+        let sending = self.by_id.values().filter(|feed| matches!(feed.mode, Mode::Snapshot { .. }));
+        sending.count() < SNAPSHOTS_MAX
+    }
+
     pub fn contains(&self, id: u64) -> bool {
         self.by_id.contains_key(&id)
     }
 
     pub fn get_mut(&mut self, id: u64) -> Option<&mut Feed> {
         self.by_id.get_mut(&id)
+    }
+
+    /// Returns the ids of the observers.
+    pub fn ids(&self) -> Vec<u64> {
+        self.by_id.keys().copied().collect()
     }
 
     /// Returns the feeds by observer.
@@ -298,7 +333,7 @@ impl Feeds {
             is_learner: true,
             recently_active: tick - feed.heard_at <= ticks_max,
             state: match feed.mode {
-                Mode::Probe { .. } => ProgressState::Probe,
+                Mode::Probe { .. } | Mode::Wait => ProgressState::Probe,
                 Mode::Replicate => ProgressState::Replicate,
                 Mode::Snapshot { index } => ProgressState::Snapshot { index: Index(index) },
             },
@@ -319,25 +354,31 @@ mod tests {
     fn an_observer_is_asked_then_fed_and_asked_again_after_silence() {
         let mut feed = Feed::new(101, 0);
         assert!(feed.wants_probe() && !feed.takes_entries(1000));
-        feed.probed();
+        feed.probed(100);
         assert!(!feed.wants_probe());
+        feed.acknowledged(0, 1);
+        assert!(!feed.takes_entries(1000), "an answer to something else");
         feed.refused(100, 40, 1);
         assert!(feed.wants_probe() && feed.next() == 41);
         feed.refused(100, 7, 1);
         assert_eq!(feed.next(), 41, "a late refusal changes nothing");
-        feed.probed();
+        feed.probed(40);
         feed.acknowledged(40, 2);
         assert!(feed.takes_entries(1000));
         feed.sent(&entries(41..=50), 2);
-        assert_eq!((feed.next(), feed.matched()), (51, 40));
+        assert_eq!((feed.next(), feed.matched), (51, 40));
         assert!(!feed.takes_entries(1000), "1000 bytes are in flight");
         feed.acknowledged(50, 3);
         assert!(feed.takes_entries(1000));
         feed.sent(&entries(51..=52), 4);
-        feed.answered_heartbeat(13, 10);
+        feed.answered_heartbeat(103, 10);
         assert_eq!(feed.next(), 53, "the acknowledgement may still come");
-        feed.answered_heartbeat(14, 10);
+        feed.answered_heartbeat(104, 10);
         assert!(feed.wants_probe() && feed.next() == 51);
+        feed.unreachable();
+        assert!(!feed.wants_probe(), "it waits until the observer is heard");
+        feed.answered_heartbeat(105, 10);
+        assert!(feed.wants_probe());
     }
 
     #[test]
@@ -345,10 +386,11 @@ mod tests {
         let mut feed = Feed::new(1000, 0);
         for turn in 0..999 {
             assert_eq!(feed.next(), 1000 - turn);
-            feed.probed();
+            feed.probed(feed.next() - 1);
             feed.refused(feed.next() - 1, u64::MAX - 1, turn);
         }
         assert_eq!(feed.next(), 1);
+        feed.probed(0);
         feed.refused(0, 5, 1);
         assert_eq!(feed.next(), 1);
     }
@@ -359,15 +401,40 @@ mod tests {
         feed.snapshot(50);
         feed.acknowledged(9, 1);
         feed.refused(9, 3, 1);
-        feed.probe();
+        feed.unreachable();
         assert!(!feed.wants_probe() && !feed.takes_entries(1));
         feed.snapshot_ended(false);
-        assert!(feed.wants_probe() && feed.next() == 1);
+        assert!(!feed.wants_probe() && feed.next() == 1, "a failed transfer is not repeated at once");
+        feed.answered_heartbeat(2, 10);
+        assert!(feed.wants_probe());
         feed.snapshot(50);
         feed.acknowledged(60, 2);
         assert!(feed.takes_entries(1) && feed.next() == 61);
         feed.snapshot_ended(true);
         assert_eq!(feed.next(), 61, "the report comes late");
+    }
+
+    #[test]
+    fn what_is_in_flight_is_bounded_for_all_together_and_grows_after_a_loss() {
+        let mut feeds = Feeds::default();
+        for id in 1..=64 {
+            feeds.add(id, 1, 0);
+        }
+        assert_eq!(feeds.bytes_max(16 << 20), 2 << 20);
+        for id in 1..=SNAPSHOTS_MAX as u64 {
+            assert!(feeds.takes_snapshot());
+            feeds.get_mut(id).expect("added").snapshot(9);
+        }
+        assert!(!feeds.takes_snapshot());
+        let feed = feeds.get_mut(60).expect("added");
+        feed.probed(0);
+        feed.acknowledged(0, 1);
+        let large = |index| eraftpb::Entry { index, data: vec![0; 1 << 20].into(), ..Default::default() };
+        feed.sent(&[large(1)], 1);
+        assert!(!feed.takes_entries(16 << 20), "one append after the beginning");
+        feed.acknowledged(1, 2);
+        feed.sent(&[large(2)], 2);
+        assert!(feed.takes_entries(16 << 20), "twice as much after each acknowledgement");
     }
 
     #[test]

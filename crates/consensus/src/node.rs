@@ -277,7 +277,7 @@ impl Node {
             }
             Event::PeerUnreachable(id) if id == self.config.id => {}
             Event::PeerUnreachable(id) => match self.feeds.get_mut(id.0) {
-                Some(feed) => feed.probe(),
+                Some(feed) => feed.unreachable(),
                 None => self.raw.report_unreachable(id.0),
             },
             Event::SnapshotReported { to, delivered } => {
@@ -294,7 +294,7 @@ impl Node {
             Event::Fetched { fetch, entries } => self.fetched(fetch, &entries),
             Event::ObserverAdded(id) => self.add_observer(id),
             Event::ObserverRemoved(id) => self.feeds.remove(id.0),
-            Event::FeederChosen(id) => self.follow_feeder(id),
+            Event::FeederChosen { feeder, silence_max } => self.follow_feeder(feeder, silence_max),
             Event::DiskRecovered => self.disk_stalled = false,
             Event::DiskStalled => {
                 self.disk_stalled = true;

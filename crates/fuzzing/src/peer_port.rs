@@ -122,7 +122,7 @@ impl Handler for Hole {
 
     fn snapshot_sent(&self, _: u64, _: SnapshotOutcome) {}
 
-    fn removed(&self) {}
+    fn removed(&self, _: u64) {}
 
     fn receive_snapshot(
         &self,

@@ -51,7 +51,7 @@ impl Handler for Member {
 
     fn snapshot_sent(&self, _: u64, _: SnapshotOutcome) {}
 
-    fn removed(&self) {}
+    fn removed(&self, _: u64) {}
 
     fn receive_snapshot(
         &self,

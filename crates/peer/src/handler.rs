@@ -34,9 +34,9 @@ pub trait Handler: Send + Sync + 'static {
     /// Called when sending a snapshot has ended, on the snapshot's own thread or on the peer thread.
     fn snapshot_sent(&self, to: u64, outcome: SnapshotOutcome);
 
-    /// Called when a peer first reports that this member was removed from the cluster. Not called again for
-    /// later reports.
-    fn removed(&self);
+    /// Called when the peer `by` first reports that this member was removed from the cluster. The caller decides
+    /// whether it believes that peer, which may be an observer.
+    fn removed(&self, by: u64);
 
     /// Receives a snapshot: the MsgSnap, and in `body` the bytes of the snapshot, whose format is `form`.
     /// Called on a separate thread and may block. If the connection breaks, the last item of `body` is an

@@ -1,7 +1,8 @@
 //! Contains the state of this member that every task of the peer thread uses, whichever peer it communicates
 //! with: [`LocalMember`].
 
-use std::cell::Cell;
+use std::cell::{Cell, RefCell};
+use std::collections::BTreeSet;
 use std::sync::Arc;
 use std::time::Duration;
 
@@ -10,6 +11,9 @@ use crate::handler::Handler;
 use crate::identity::Identity;
 use crate::options::{Field, Level, Log};
 use crate::sessions::Finding;
+
+/// Maximum number of peers of which it is remembered that they have reported this member's removal.
+const REPORTERS_MAX: usize = 1024;
 
 /// State of this member that the tasks of the peer thread share: its identity, the handler of messages and
 /// events, the client for requests, the time limits and the log.
@@ -24,7 +28,7 @@ pub(crate) struct LocalMember {
     pub(crate) write_timeout: Duration,
     log: Log,
     /// True once the handler was told that this member was removed, which is reported only once.
-    removal_reported: Cell<bool>,
+    removal_reported_by: RefCell<BTreeSet<u64>>,
     stopping: Cell<bool>,
 }
 
@@ -45,7 +49,7 @@ impl LocalMember {
             read_timeout,
             write_timeout,
             log,
-            removal_reported: Cell::new(false),
+            removal_reported_by: RefCell::default(),
             stopping: Cell::new(false),
         }
     }
@@ -69,17 +73,19 @@ impl LocalMember {
         }
     }
 
-    /// Reports that this member was removed from the cluster, according to the peer `by`. Only the first call
-    /// has an effect.
+    /// Reports that this member was removed from the cluster, according to the peer `by`. Only the first report
+    /// of each peer has an effect.
     pub(crate) fn report_removal(&self, by: u64) {
-        if !self.removal_reported.replace(true) {
+        let mut reported_by = self.removal_reported_by.borrow_mut();
+        if reported_by.len() < REPORTERS_MAX && reported_by.insert(by) {
+            drop(reported_by);
             self.log_peer(
                 Level::Error,
                 "a peer reports that this member was removed from the cluster",
                 by,
                 "",
             );
-            self.handler.removed();
+            self.handler.removed(by);
         }
     }
 

@@ -426,7 +426,7 @@ mod tests {
 
         fn snapshot_sent(&self, _: u64, _: SnapshotOutcome) {}
 
-        fn removed(&self) {}
+        fn removed(&self, _: u64) {}
 
         fn receive_snapshot(
             &self,

@@ -60,6 +60,12 @@ impl Peers {
         self.inbox.set_members(members);
     }
 
+    /// Forgets the counters of nodes that are no longer set with [`Peers::set_members`]. For nodes that may be
+    /// many in the course of time, such as observers.
+    pub fn forget(&self, ids: &[u64]) {
+        ids.iter().for_each(|id| self.inbox.forget_remote(*id));
+    }
+
     /// Checks the certificates of all open TLS connections again, and closes the connections that are no
     /// longer trusted. To be called after TLS files were reloaded.
     pub fn tls_reloaded(&self) {

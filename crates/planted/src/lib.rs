@@ -253,9 +253,6 @@ bugs! {
     ObserverProposalUnbound = "observer-proposal-unbound";
     /// consensus: an observer that feeds another one names itself as a learner in the snapshots that it sends.
     ObserverNamedInSnapshot = "observer-named-in-snapshot";
-    /// consensus: a feeder goes on as if an observer had all that it once acknowledged, although the observer
-    /// refuses entries because it has lost its data.
-    FeedMatchKept = "feed-match-kept";
     /// core: an observer whose disk is full raises the NOSPACE alarm, which stops the writes of the cluster.
     ObserverRaisesAlarm = "observer-raises-alarm";
 }

@@ -7,6 +7,8 @@ use consensus::ProgressState;
 use numbers::{Index, MemberId};
 use serde_json::{Value, json};
 
+use crate::cluster_version::{Minor, minor};
+
 /// Path of an observer's registration (POST) on the peer URLs of its feeder.
 pub const OBSERVERS: &str = "/mainstay/observers";
 /// Time after which an observer that has not renewed its registration is no longer fed.
@@ -24,7 +26,7 @@ const TEXT_BYTES_MAX: usize = 1024;
 /// What an observer says about itself when it registers with its feeder.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct ObserverCard {
-    /// Id of the observer; random, and unique in the cluster.
+    /// Id of the observer; chosen at random when its data directory is new.
     pub id: u64,
     /// Human-readable name.
     pub name: String,
@@ -36,6 +38,10 @@ pub struct ObserverCard {
     pub zone: String,
     /// Release of Mainstay that it runs.
     pub release: String,
+    /// Release of etcd whose API it offers; `None` if it does not say.
+    pub api_version: Option<Minor>,
+    /// Random number that differs between two starts of the observer.
+    pub start: u64,
 }
 
 impl ObserverCard {
@@ -48,6 +54,8 @@ impl ObserverCard {
             "clientURLs": self.client_urls,
             "zone": self.zone,
             "release": self.release,
+            "apiVersion": self.api_version.map(|version| version.to_string()).unwrap_or_default(),
+            "start": format!("{:x}", self.start),
         })
     }
 
@@ -82,6 +90,8 @@ impl ObserverCard {
             client_urls: urls("clientURLs")?,
             zone: text("zone")?,
             release: text("release")?,
+            api_version: minor(&text("apiVersion")?),
+            start: u64::from_str_radix(&text("start")?, 16).unwrap_or(0),
         };
         if card.id == 0 {
             return Err("\"id\" is not a hexadecimal number other than 0".to_owned());
@@ -126,6 +136,8 @@ pub struct Registered {
     pub feeder: MemberId,
     /// Id of the node that feeds the feeder itself; [`MemberId::NONE`] if the feeder is a member.
     pub fed_by: MemberId,
+    /// Interval of the feeder's heartbeats.
+    pub heartbeat_interval: Duration,
 }
 
 #[cfg(test)]
@@ -141,6 +153,8 @@ mod tests {
             client_urls: vec!["http://10.0.0.9:2379".to_owned()],
             zone: "b".to_owned(),
             release: "1.0.0".to_owned(),
+            api_version: Some(Minor(3, 7)),
+            start: 9,
         };
         assert_eq!(ObserverCard::from_json(card.to_json().to_string().as_bytes()), Ok(card.clone()));
         let long = "x".repeat(TEXT_BYTES_MAX + 1);

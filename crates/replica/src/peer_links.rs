@@ -24,6 +24,9 @@ pub trait PeerLinks: Send + Sync + 'static {
     /// Replaces the list of the other members and their peer URLs.
     fn set_members(&self, members: Vec<(u64, Vec<String>)>);
 
+    /// Forgets what is known about these observers, which are no longer in the list of nodes.
+    fn forget(&self, _ids: Vec<u64>) {}
+
     /// Sends a snapshot: a MsgSnap with metadata, and the data that `source` produces after the receiver has
     /// reported which data it already has (`GET /mainstay/snapshot`). The implementation has to report the
     /// outcome to [`peer::Handler::snapshot_sent`].
@@ -55,6 +58,10 @@ impl PeerLinks for Peers {
 
     fn set_members(&self, members: Vec<(u64, Vec<String>)>) {
         Peers::set_members(self, members);
+    }
+
+    fn forget(&self, ids: Vec<u64>) {
+        Peers::forget(self, &ids);
     }
 
     fn send_snapshot(&self, message: raftpb::Message, source: Box<dyn SnapshotSource>) {

@@ -252,12 +252,13 @@ pub enum PeerRequest {
     Place(Placement),
     /// Return the hashes of the state after each entry from this index on.
     StateTrail(RequestId, Index),
-    /// Another member reports that this member was removed from the cluster.
-    Removed,
+    /// The node with this id reports that this member was removed from the cluster.
+    Removed(MemberId),
     /// An observer asks to be fed, or to be fed further.
     Observe(RequestId, Box<ObserverCard>),
-    /// This observer takes its entries from the node with this id, at these peer URLs.
-    Follow(MemberId, Vec<String>),
+    /// This observer takes its entries from the node with this id, at these peer URLs, which sends heartbeats at
+    /// this interval.
+    Follow(MemberId, Vec<String>, Duration),
 }
 
 impl From<PeerRequest> for CoreRequest {

@@ -54,6 +54,8 @@ pub struct Source {
     trail: StateTrail,
     values: log::Values,
     core: Arc<Inbox<CoreRequest>>,
+    /// True if the state may be sent in etcd's form, to a member that runs etcd.
+    may_be_etcd: bool,
 }
 
 impl Source {
@@ -62,7 +64,12 @@ impl Source {
     /// `trail` contains the hashes of the state after each of the last entries.
     pub fn new(to: MemberId, head: Head, trail: StateTrail, state: AsOf, shared: &Shared) -> Source {
         let (values, core) = (shared.data.values.clone(), Arc::clone(&shared.core.inbox));
-        Source { to, head: Some(head), state: Some(state), trail, values, core }
+        Source { to, head: Some(head), state: Some(state), trail, values, core, may_be_etcd: true }
+    }
+
+    /// Returns the source of a state for an observer, which is never sent in etcd's form.
+    pub fn in_own_form(self) -> Source {
+        Source { may_be_etcd: false, ..self }
     }
 }
 
@@ -72,6 +79,9 @@ impl peer::SnapshotSource for Source {
         let state = self.state.take().ok_or(SourceError::SentBefore)?;
         let values = LogValues::new(self.values.clone());
         let Some(held) = receiver else {
+            if !self.may_be_etcd {
+                return Err(SourceError::NoObserver.into());
+            }
             self.core.send(PeerRequest::DatabaseOpened { to: self.to, index: head.applied_index });
             return Ok(database::open(head, state, values)?);
         };
@@ -101,6 +111,8 @@ pub enum SourceError {
     Malformed(Malformed),
     /// The source was already used; it serves only one attempt.
     SentBefore,
+    /// The receiver is registered as an observer, but does not answer as one.
+    NoObserver,
 }
 
 impl fmt::Display for SourceError {
@@ -108,6 +120,7 @@ impl fmt::Display for SourceError {
         match self {
             SourceError::Malformed(error) => write!(f, "the receiver says that it has {}", error.0),
             SourceError::SentBefore => f.write_str("a snapshot is sent once"),
+            SourceError::NoObserver => f.write_str("the receiver does not answer as an observer"),
         }
     }
 }
@@ -116,7 +129,7 @@ impl std::error::Error for SourceError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             SourceError::Malformed(error) => Some(error),
-            SourceError::SentBefore => None,
+            SourceError::SentBefore | SourceError::NoObserver => None,
         }
     }
 }

@@ -105,6 +105,9 @@ pub fn start(
     let began = Instant::now();
     let log_events = Arc::new(LogEventQueue::default());
     let events: Arc<dyn LogEvents> = Arc::clone(&log_events) as _;
+    let mut random = [0; 8];
+    identity::system_entropy()(&mut random);
+    let random = u64::from_le_bytes(random);
     let opened = opening::open(&Opening {
         options: &storage_options(&config),
         disk: &disk,
@@ -116,7 +119,8 @@ pub fn start(
         switches: opening::Switches::default(),
         begin: &|| match config.cluster.discovery {
             _ if let Some(observer) = &config.observer => {
-                observing::begin(&config, observer, Some(&tls.dialing()), &logger).map_err(Into::into)
+                let random = (&*disk, random);
+                observing::begin(&config, observer, random, Some(&tls.dialing()), &logger).map_err(Into::into)
             }
             Some(_) => Ok(joining::begin(&discover(&config)?, Some(&tls.dialing()), &logger)?),
             None => joining::begin(&config, Some(&tls.dialing()), &logger).map_err(Into::into),
@@ -130,9 +134,6 @@ pub fn start(
     );
     let shards = processors();
     let thresholds = Thresholds::of(config.raft.snapshot_count, opened.log.segment_bytes());
-    let mut random = [0; 8];
-    identity::system_entropy()(&mut random);
-    let random = u64::from_le_bytes(random);
     let setting = Setting {
         config,
         disk,

@@ -59,6 +59,8 @@ pub enum JoinError {
     },
     /// None of an observer's feeders answers.
     NoFeeder,
+    /// The mark of an observer's directory cannot be written or read. Contains the reason.
+    Mark(String),
     /// The cluster runs at a version that this member does not support.
     Incompatible {
         /// The version of the cluster.
@@ -78,6 +80,7 @@ impl fmt::Display for JoinError {
             JoinError::NoAnswer => f.write_str(
                 "cannot fetch cluster info from peer urls: could not retrieve cluster information from the given URLs",
             ),
+            JoinError::Mark(reason) => f.write_str(reason),
             JoinError::NoFeeder => f.write_str(
                 "no feeder answers: --feed needs the peer URL of a running member or observer (see the warnings above)",
             ),

@@ -10,11 +10,13 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use config::{Config, ObserverOptions};
+use disk::Disk;
 use http::{Request, StatusCode};
-use numbers::MemberId;
+use numbers::{Index, MemberId};
 use peer::{RequestError, Target};
 
 use crate::joining::{JoinError, check_version};
+use replica::cluster_version::minor;
 use replica::core::PeerRequest;
 use replica::observing::{OBSERVERS, ObserverCard, REGISTRATION_INTERVAL};
 use replica::other_members::members_of;
@@ -22,25 +24,31 @@ use replica::shared::Shared;
 use storage::Identity;
 use storage::beginning::{Beginning, texts};
 use storage::block_on::block_on;
+use storage::observer_mark;
 use telemetry::logging::{Logger, Value};
 use tls::ClientTls;
 
 /// Time to wait for the answer of a feeder.
 const TIMEOUT: Duration = Duration::from_secs(2);
+/// Time for which a confirmed round shows that a feeder is useful.
+const USEFUL_FOR: Duration = Duration::from_secs(3);
+/// Maximum interval between heartbeats that is believed of a feeder.
+const HEARTBEAT_INTERVAL_MAX: Duration = Duration::from_secs(10);
 /// Number of registrations that may fail one after the other, or bring no entries, before the next feeder is
 /// tried.
 const FAILURES_MAX: u32 = 3;
 
-/// Determines the identity of an observer without data. The id is a function of the cluster and of the
-/// observer's peer URLs, which must be its own: so it is the same if the first start is interrupted.
+/// Determines the identity of an observer without data. Its id is random, and kept in the mark of the directory:
+/// so it is the same if the first start is interrupted.
 ///
 /// # Errors
 ///
-/// Returns an error if no feeder answers, or if the cluster runs at a version that this release does not
-/// support.
+/// Returns an error if no feeder answers, if the cluster runs at a version that this release does not support, or
+/// if the mark cannot be written.
 pub(crate) fn begin(
     config: &Config,
     observer: &ObserverOptions,
+    (disk, random): (&dyn Disk, u64),
     tls: Option<&ClientTls>,
     logger: &Logger,
 ) -> Result<Beginning, JoinError> {
@@ -54,8 +62,9 @@ pub(crate) fn begin(
             }
         };
         check_version(&url, config.api_version, tls, logger)?;
-        let member_id =
-            api::identity::observer_id(cluster_id, &texts(&config.cluster.initial_advertise_peer_urls));
+        let member_dir = config.storage.data_dir.join("member");
+        let member_id = observer_mark::id(disk, &member_dir, random)
+            .map_err(|error| JoinError::Mark(error.to_string()))?;
         let identity = Identity { member_id, cluster_id };
         return Ok(Beginning { identity, entries: Vec::new(), remotes: Vec::new() });
     }
@@ -137,6 +146,8 @@ pub(crate) struct Registration {
     failures: u32,
     /// The last error that was logged, so that it is not logged again in each turn.
     told: String,
+    /// Index of the last entry that was applied at the last turn.
+    applied: Index,
 }
 
 impl Registration {
@@ -153,6 +164,8 @@ impl Registration {
             client_urls: texts(&config.cluster.advertise_client_urls),
             zone: config.zone.clone(),
             release: env!("CARGO_PKG_VERSION").to_owned(),
+            api_version: minor(shared.member.api_version),
+            start: shared.ids.command_id(),
         };
         Registration {
             shared: Arc::clone(shared),
@@ -162,6 +175,7 @@ impl Registration {
             at: 0,
             failures: 0,
             told: String::new(),
+            applied: Index(0),
         }
     }
 
@@ -171,10 +185,15 @@ impl Registration {
         let Some(url) = self.feeds.get(self.at).cloned() else { return };
         let is_followed = self.shared.cluster.feeder();
         match self.register(&url).await {
-            Ok(feeder) => {
-                let is_silent = is_followed == Some(feeder.0) && !self.shared.cluster.is_fed();
-                self.failures = if is_silent { self.failures + 1 } else { 0 };
-                self.shared.core.inbox.send(PeerRequest::Follow(feeder, vec![url]));
+            Ok((feeder, heartbeat_interval)) => {
+                // A feeder is useful if a round is confirmed through it: then it is fed itself, knows a leader with
+                // a quorum, and sends what this observer lacks.
+                let now = self.shared.member.clock.now();
+                let confirmed = self.shared.confirmed_as_of();
+                let is_useful = confirmed.is_some_and(|at| now.saturating_duration_since(at) < USEFUL_FOR);
+                let is_idle = is_followed == Some(feeder.0) && !is_useful && !self.is_catching_up();
+                self.failures = if is_idle { self.failures + 1 } else { 0 };
+                self.shared.core.inbox.send(PeerRequest::Follow(feeder, vec![url], heartbeat_interval));
                 self.told.clear();
             }
             Err(error) => {
@@ -195,7 +214,13 @@ impl Registration {
         }
     }
 
-    async fn register(&self, url: &str) -> Result<MemberId, RegistrationError> {
+    /// Returns true if this observer has applied entries since the last turn, or receives the whole state.
+    fn is_catching_up(&mut self) -> bool {
+        let applied = self.shared.state.load().applied_index;
+        std::mem::replace(&mut self.applied, applied) < applied || self.shared.cluster.is_installing()
+    }
+
+    async fn register(&self, url: &str) -> Result<(MemberId, Duration), RegistrationError> {
         let Some(peers) = self.shared.cluster.peers() else { return Err(RegistrationError::Answer) };
         let request = Request::post(OBSERVERS)
             .header(consistency::comparison::CLUSTER_ID, consistency::comparison::cluster_id(&self.shared))
@@ -215,7 +240,10 @@ impl Registration {
             (Some(feeder), Some(fed_by)) if feeder == own || fed_by == own => {
                 Err(RegistrationError::InCircle)
             }
-            (Some(feeder), Some(_)) if feeder != 0 => Ok(MemberId(feeder)),
+            (Some(feeder), Some(_)) if feeder != 0 => {
+                let interval = Duration::from_millis(answer["heartbeatMs"].as_u64().unwrap_or(0));
+                Ok((MemberId(feeder), interval.min(HEARTBEAT_INTERVAL_MAX)))
+            }
             _ => Err(RegistrationError::Answer),
         }
     }

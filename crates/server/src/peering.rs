@@ -27,6 +27,7 @@ use prost::Message as _;
 use serde_json::json;
 
 use answers::{JSON, PLAIN, answer, refused};
+use observers::PassedOn;
 use replica::core::{
     ChangeAttempt, ClientRequest, LISTED_AT_ONCE, LeaseDetail, MemberChange, PeerRequest, ReplyBody,
 };
@@ -61,12 +62,13 @@ pub struct Peering {
     shared: Arc<Shared>,
     logger: Arc<Logger>,
     receiver: Arc<Receiver>,
+    passed_on: Arc<PassedOn>,
 }
 
 impl Peering {
     /// Creates the handler for this member.
     pub fn new(shared: Arc<Shared>, logger: Arc<Logger>, receiver: Receiver) -> Peering {
-        Peering { shared, logger, receiver: Arc::new(receiver) }
+        Peering { shared, logger, receiver: Arc::new(receiver), passed_on: Arc::default() }
     }
 
     /// Returns true if the receiver keeps a part of a snapshot whose stream was interrupted.
@@ -274,6 +276,7 @@ async fn route(
     shared: Arc<Shared>,
     logger: Arc<Logger>,
     receiver: Arc<Receiver>,
+    passed_on: Arc<PassedOn>,
     request: Request<Bytes>,
 ) -> Response<Bytes> {
     let path = request.uri().path().to_owned();
@@ -283,7 +286,7 @@ async fn route(
         && shared.state.load().leader != shared.member.identity.member_id
         && request.body().len() <= LEASE_BODY_BYTES_MAX
     {
-        return observers::pass_on(&shared, request, hops).await;
+        return observers::pass_on(&shared, &passed_on, request, hops).await;
     }
     match (request.method(), path.as_str()) {
         (&Method::POST, OBSERVERS) => observers::register(&shared, &request).await,
@@ -328,7 +331,8 @@ impl peer::Handler for Peering {
     }
 
     fn is_removed(&self, id: u64) -> bool {
-        self.shared.state.load().members.removed.contains(&id)
+        // An observer ends no member: it may know another history than the cluster that asks.
+        !self.shared.member.observes && self.shared.state.load().members.removed.contains(&id)
     }
 
     fn unreachable(&self, id: u64) {
@@ -352,8 +356,8 @@ impl peer::Handler for Peering {
         self.shared.core.inbox.send(PeerRequest::SnapshotSent { to: MemberId(to), delivered });
     }
 
-    fn removed(&self) {
-        self.shared.core.inbox.send(PeerRequest::Removed);
+    fn removed(&self, by: u64) {
+        self.shared.core.inbox.send(PeerRequest::Removed(MemberId(by)));
     }
 
     fn receive_snapshot(
@@ -381,6 +385,6 @@ impl peer::Handler for Peering {
 
     fn http(&self, request: Request<Bytes>) -> Pin<Box<dyn Future<Output = Response<Bytes>> + Send>> {
         let (shared, logger) = (Arc::clone(&self.shared), Arc::clone(&self.logger));
-        Box::pin(route(shared, logger, Arc::clone(&self.receiver), request))
+        Box::pin(route(shared, logger, Arc::clone(&self.receiver), Arc::clone(&self.passed_on), request))
     }
 }

@@ -57,11 +57,11 @@ use storage::catch_up;
 use storage::checkpointer::{Checkpointer, Order, Step};
 use storage::clean_shutdown::CleanShutdown;
 use storage::compaction_hash::{Computing, Job};
+use storage::observer_mark;
 use storage::opening::{self, LogEvents, Opening};
 use telemetry::logging::Logger;
 
 pub use crate::peering::Peering;
-pub use api::identity::observer_id;
 pub use log::LogEnd;
 pub use replica::core::{Probe, Thresholds};
 pub use replica::shared::Published;
@@ -89,9 +89,9 @@ pub struct Setup {
     pub segment_bytes: u32,
     /// Thresholds at which checkpoints are taken and space is reclaimed.
     pub thresholds: Thresholds,
-    /// Identity and first entries for a member without data, or identity of an observer; must be given at every
-    /// start. If `None`, the member forms a cluster with the members of its configuration. The id of an observer
-    /// is [`observer_id`].
+    /// Identity and first entries for a member without data; must be given at every start. If `None`, the member
+    /// forms a cluster with the members of its configuration. An observer without data takes the cluster from it,
+    /// and its own id from the mark of its directory or from `seed`.
     pub beginning: Option<Beginning>,
     /// Switches for tests; a real process uses the defaults.
     pub switches: Switches,
@@ -236,9 +236,15 @@ impl Stepped {
             segment_bytes: Some(segment_bytes),
             seed: Some(seed),
             switches,
-            begin: &|| {
-                let formed = || joining::form_alone(&config).map_err(Into::into);
-                beginning.clone().map_or_else(formed, Ok)
+            begin: &|| match beginning.clone() {
+                Some(mut beginning) if config.observer.is_some() => {
+                    let member_dir = config.storage.data_dir.join("member");
+                    let random = stdx::Random::new(seed).number().max(1);
+                    beginning.identity.member_id = observer_mark::id(&*disk, &member_dir, random)?;
+                    Ok(beginning)
+                }
+                Some(beginning) => Ok(beginning),
+                None => joining::form_alone(&config).map_err(Into::into),
             },
         })?;
         opened.report(&logger, clock.now() - began);

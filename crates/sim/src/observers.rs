@@ -6,9 +6,8 @@
 
 use api::raftpb::{Message, MessageType};
 use consensus::Role;
-use server::stepped::{Beginning, Identity, Probe, observer_id};
+use server::stepped::{Beginning, Identity, Probe};
 
-use crate::links::url;
 use crate::member::Place;
 use crate::network::Host;
 use crate::schedule::{MILLI, SECOND};
@@ -28,7 +27,7 @@ impl World {
         self.places.iter().filter(|place| !place.observes)
     }
 
-    /// Prepares the start of an observer: chooses its feeds, now and then others than before, and its identity
+    /// Prepares the start of an observer: chooses its feeds, now and then others than before, and its cluster
     /// at the first start. Returns false if it cannot start, because no feeder can tell it the cluster.
     pub(crate) fn prepare_observer(&mut self, at: Host) -> bool {
         if self.places[at].feeds.is_empty() || !self.has_feeder(at) || self.dice.observers.one_in(3) {
@@ -40,7 +39,8 @@ impl World {
             let clusters = feeds.filter_map(|feed| self.places[*feed].process.as_ref());
             let cluster_id = clusters.map(|process| process.stepped.identity().cluster_id).next();
             if let Some(cluster_id) = cluster_id {
-                let identity = Identity { member_id: observer_id(cluster_id, &[url(at)]), cluster_id };
+                // The process chooses its id when it makes its directory.
+                let identity = Identity { member_id: 0, cluster_id };
                 self.places[at].beginning =
                     Some(Beginning { identity, entries: Vec::new(), remotes: Vec::new() });
             }
@@ -118,8 +118,8 @@ impl World {
         }
     }
 
-    /// Gives an observer that has ended an empty disk, and starts it again after a while. It has the same URLs
-    /// and so the same id as before.
+    /// Gives an observer that has ended an empty disk, and starts it again after a while. It has the same URLs as
+    /// before, and another id.
     pub(crate) fn renew_observer(&mut self, at: Host) {
         self.end(at, true);
         self.checks.forget(at);

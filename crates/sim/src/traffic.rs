@@ -195,7 +195,7 @@ impl World {
             return;
         }
         if sender != 0 && process.stepped.peering().is_removed(sender) {
-            self.schedule.after(MILLI, Event::Removed(from, life));
+            self.schedule.after(MILLI, Event::Removed(from, life, id));
             return;
         }
         if sender != 0 {
@@ -330,7 +330,7 @@ impl World {
             // The log may also lack space although the disk is large, if it could not create a segment for
             // another reason.
             let lacks_space = self.profile.fails(Fault::Full) || process.stepped.log_lacks_space();
-            let (mut refused, mut removed) = (Vec::new(), false);
+            let (mut refused, mut removed_by) = (Vec::new(), None);
             for (id, place) in process.links.members() {
                 let there = self.places.get(place).and_then(|place| place.process.as_ref());
                 let alive = there.is_some_and(|process| process.id == id);
@@ -340,7 +340,7 @@ impl World {
                         alive && there.stepped.is_ready() && there.stepped.peering().is_removed(process.id)
                     }) =>
                     {
-                        removed = true;
+                        removed_by = Some(id);
                     }
                     None if alive => process.links.connected(id, self.places[at].hand.now()),
                     None => {
@@ -353,8 +353,8 @@ impl World {
                     Some(_) => {}
                 }
             }
-            if removed {
-                self.schedule.after(MILLI, Event::Removed(at, life));
+            if let Some(by) = removed_by {
+                self.schedule.after(MILLI, Event::Removed(at, life, by));
             }
             if refused.is_empty() && !lacks_space {
                 continue;

@@ -72,7 +72,8 @@ pub(crate) enum Event {
         to: u64,
         delivered: bool,
     },
-    Removed(Host, u64),
+    /// The process is told by the node with the last id that it was removed.
+    Removed(Host, u64, u64),
     Connections,
     Compare,
     ClientNext(usize),
@@ -366,7 +367,7 @@ impl World {
             Event::Read(at, _) | Event::Timer(at, _) => Some(*at),
             Event::Messages { to, .. } | Event::Request { to, .. } | Event::Snapshot { to, .. } => Some(*to),
             Event::Answered { from: (at, _), .. } | Event::SnapshotEnded { from: (at, _), .. } => Some(*at),
-            Event::Piece(at, ..) | Event::Unreachable(at, ..) | Event::Removed(at, _) => Some(*at),
+            Event::Piece(at, ..) | Event::Unreachable(at, ..) | Event::Removed(at, ..) => Some(*at),
             Event::Call { to, .. } => Some(*to),
             _ => None,
         };
@@ -405,9 +406,9 @@ impl World {
                     self.settle(at);
                 }
             }
-            Event::Removed(at, life) => {
+            Event::Removed(at, life, by) => {
                 if let Some(process) = self.wake(at, life) {
-                    process.stepped.peering().removed();
+                    process.stepped.peering().removed(by);
                     self.settle(at);
                 }
             }

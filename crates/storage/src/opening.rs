@@ -277,7 +277,7 @@ fn open_or_refuse(opening: &Opening<'_>) -> Result<Opened, DataDirError> {
     }
     let found = look(opening, member_dir)?;
     let is_new = found.beginning.is_some();
-    observer_mark::settle(&**disk, member_dir, options.observes, is_new)?;
+    observer_mark::check(&**disk, member_dir, options.observes, is_new)?;
     let was_noted = log_dir::read_note(&**disk, member_dir)?.is_some();
     // etcd is kept out before the replay, which may take minutes, and before a new member is created, because
     // an etcd that is started in the meantime would create a store here.

@@ -29,10 +29,14 @@ use super::{APPEND_BYTES_MAX, Node, other};
 use crate::effects::{ObserverRead, Progress};
 use crate::entry::Entry;
 use crate::event::{Fetch, Refusal};
+use crate::feeds::Feed;
 use crate::wire::{self, BINDS_PROPOSALS};
 
 /// Maximum number of observers' reads that wait for the caller. Further ones are refused.
 const OBSERVER_READS_MAX: usize = 4096;
+
+/// Length of the number of an observer's read.
+const CONTEXT_BYTES: usize = 8;
 
 /// Types of the messages that a feeder sends to its observers.
 const FROM_FEEDER: [MessageType; 4] = [
@@ -55,6 +59,10 @@ pub(super) struct Upstream {
     leader: u64,
     /// Number of feeders up to the member from which the entries come; 0 while it is not known.
     depth: u8,
+    /// Number of ticks after which a silent feeder counts as lost, if that is more than two election timeouts.
+    silence_max: u64,
+    /// True if the feeder has another history than this observer. Nothing more is taken from it.
+    is_foreign: bool,
 }
 
 impl Node {
@@ -100,11 +108,12 @@ impl Node {
     }
 
     /// Lets an observer follow another feeder. Nothing that the earlier one sent is lost.
-    pub(super) fn follow_feeder(&mut self, feeder: MemberId) {
+    pub(super) fn follow_feeder(&mut self, feeder: MemberId, silence_max: u64) {
         if self.config.observes && self.upstream.feeder != feeder.0 {
             self.upstream = Upstream { feeder: feeder.0, ..Upstream::default() };
             self.lose_feeder();
         }
+        self.upstream.silence_max = silence_max;
     }
 
     fn lose_feeder(&mut self) {
@@ -118,7 +127,8 @@ impl Node {
     /// timeouts knows no leader any more.
     pub(super) fn tick_feeds(&mut self) {
         let raft = &self.raw.raft;
-        if self.config.observes && raft.leader_id != 0 && raft.election_elapsed as u64 >= self.silence_max() {
+        let silence_max = self.silence_max().max(self.upstream.silence_max);
+        if self.config.observes && raft.leader_id != 0 && raft.election_elapsed as u64 >= silence_max {
             self.lose_feeder();
         }
         let raft = &self.raw.raft;
@@ -128,19 +138,18 @@ impl Node {
         {
             return;
         }
-        let (applied, term, persisted) = (raft.raft_log.applied, raft.term, raft.raft_log.persisted);
+        let (term, persisted) = (raft.term, raft.raft_log.persisted);
         let depth =
             if self.config.observes && self.upstream.depth == 0 { DEPTH_MAX } else { self.upstream.depth };
         let standing = Bytes::from([&self.leader().to_be_bytes()[..], &[depth]].concat());
         let hint = if self.binds_proposals() { BINDS_PROPOSALS } else { 0 };
-        let observers: Vec<(u64, u64)> =
-            self.feeds.iter_mut().map(|(id, feed)| (id, feed.matched())).collect();
-        for (to, matched) in observers {
+        for to in self.feeds.ids() {
+            // The commit index travels with the appends: an observer that has lost the end of its log must not
+            // hear of a commit index beyond it.
             let mut beat = eraftpb::Message {
                 to,
                 from: self.config.id.0,
                 term,
-                commit: matched.min(applied),
                 reject_hint: hint,
                 context: standing.clone(),
                 ..Default::default()
@@ -156,19 +165,21 @@ impl Node {
             return;
         }
         let mut feeds = std::mem::take(&mut self.feeds);
-        for (id, feed) in feeds.iter_mut() {
-            while let Some(message) = self.next_for(id, feed) {
+        let bytes_max = feeds.bytes_max(self.config.bytes_in_flight_max);
+        for id in feeds.ids() {
+            let takes_snapshot = feeds.takes_snapshot();
+            let Some(feed) = feeds.get_mut(id) else { continue };
+            while let Some(message) = self.next_for(id, feed, bytes_max, takes_snapshot) {
                 let persisted = self.raw.raft.raft_log.persisted;
                 self.outbox.post(message, persisted);
             }
         }
         // Old entries are read for observers that can take some.
         let before_index = self.raw.store().before_index;
-        let bytes_in_flight_max = self.config.bytes_in_flight_max;
         let behind: Vec<Fetch> = feeds
             .iter_mut()
             .filter(|(_, feed)| {
-                feed.takes_entries(bytes_in_flight_max)
+                feed.takes_entries(bytes_max)
                     && feed.next() <= before_index
                     && feed.take_fetched(1).is_empty()
             })
@@ -186,13 +197,19 @@ impl Node {
     }
 
     /// Returns the next message for an observer; `None` if there is nothing to send now.
-    fn next_for(&self, id: u64, feed: &mut crate::feeds::Feed) -> Option<eraftpb::Message> {
+    fn next_for(
+        &self,
+        id: u64,
+        feed: &mut Feed,
+        bytes_max: usize,
+        takes_snapshot: bool,
+    ) -> Option<eraftpb::Message> {
         let tail = self.raw.store();
         let log = &self.raw.raft.raft_log;
         let applied = if planted::is(Bug::UnappliedFed) { log.last_index().min(tail.last()) } else { log.applied };
         let is_probe = feed.wants_probe();
         let has_news = feed.next() <= applied;
-        if !is_probe && !(has_news && feed.takes_entries(self.config.bytes_in_flight_max)) {
+        if !is_probe && !(has_news && feed.takes_entries(bytes_max)) {
             return None;
         }
         let before = feed.next() - 1;
@@ -200,7 +217,7 @@ impl Node {
         let before = if is_probe { before.min(applied) } else { before };
         let term = if before == 0 { Some(0) } else { tail.term_of(before) };
         let (Some(log_term), true) = (term, before + 1 >= tail.first_index) else {
-            return self.snapshot_for(id, feed);
+            return if takes_snapshot { self.snapshot_for(id, feed) } else { None };
         };
         let entries = if is_probe {
             Vec::new()
@@ -210,7 +227,7 @@ impl Node {
             feed.take_fetched(APPEND_BYTES_MAX)
         };
         if is_probe {
-            feed.probed();
+            feed.probed(before);
         } else if entries.is_empty() {
             return None;
         }
@@ -222,6 +239,8 @@ impl Node {
             log_term,
             index: before,
             commit: applied,
+            // With any hint the observer acknowledges a probe that tells it nothing new (`superfluous.rs`).
+            reject_hint: u64::from(is_probe),
             ..Default::default()
         };
         append.set_msg_type(MessageType::MsgAppend);
@@ -229,7 +248,7 @@ impl Node {
         Some(append)
     }
 
-    fn snapshot_for(&self, id: u64, feed: &mut crate::feeds::Feed) -> Option<eraftpb::Message> {
+    fn snapshot_for(&self, id: u64, feed: &mut Feed) -> Option<eraftpb::Message> {
         let mut snapshot = raft::Storage::snapshot(self.raw.store(), 0, id).ok()?;
         let learners = &mut snapshot.mut_metadata().mut_conf_state().learners;
         let keeps_all = !self.config.observes || planted::is(Bug::ObserverNamedInSnapshot);
@@ -270,9 +289,9 @@ impl Node {
         let own_term = self.raw.raft.term;
         let Some(feed) = self.feeds.get_mut(message.from) else { return Ok(()) };
         match message.get_msg_type() {
-            // The observer has entries of a newer term than this node knows. This is how it refuses what is
-            // older, and it tells nothing about its log.
-            MessageType::MsgAppendResponse if message.term > own_term => {}
+            // The observer knows a newer term. This is how it refuses what is older; it tells nothing about its
+            // log. The next heartbeat may lower its term.
+            MessageType::MsgAppendResponse if message.term > own_term => feed.unreachable(),
             MessageType::MsgAppendResponse if message.reject => {
                 feed.refused(message.index, message.reject_hint, tick);
             }
@@ -283,9 +302,10 @@ impl Node {
                     return Err(other("too many reads of observers wait"));
                 }
                 let context = message.take_entries().into_iter().next().map(|entry| entry.data);
-                let read =
-                    ObserverRead { from: MemberId(message.from), context: context.unwrap_or_default() };
-                self.observer_reads.push(read);
+                let Some(context) = context.filter(|context| context.len() == CONTEXT_BYTES) else {
+                    return Err(other("a read of an observer without a number"));
+                };
+                self.observer_reads.push(ObserverRead { from: MemberId(message.from), context });
             }
             kind => return Err(other(format!("{} of an observer", wire::name(kind)))),
         }
@@ -312,6 +332,19 @@ impl Node {
         self.outbox.post(answer, persisted);
     }
 
+    /// Takes over a lower term of the feeder, if this observer's log has no entry of a newer one. Only
+    /// heartbeats change the term, because they arrive in order. The caller has checked the message.
+    pub(super) fn take_term_of_feeder(&mut self, message: &eraftpb::Message) {
+        let raft = &mut self.raw.raft;
+        if message.get_msg_type() == MessageType::MsgHeartbeat
+            && message.term < raft.term
+            && message.term > 0
+            && message.term >= raft.raft_log.last_term()
+        {
+            raft.become_follower(message.term, message.from);
+        }
+    }
+
     /// Prepares a message of the feeder for the raft crate of this observer. Refuses messages of others, and
     /// those that contradict what this observer has applied.
     pub(super) fn prepare_for_observer(&mut self, message: &mut eraftpb::Message) -> Result<(), Refusal> {
@@ -327,17 +360,13 @@ impl Node {
         if !FROM_FEEDER.contains(&kind) {
             return Err(other(format!("{} to an observer", wire::name(kind))));
         }
-        let raft = &self.raw.raft;
-        let log = &raft.raft_log;
-        if message.term < raft.term && message.term > 0 && message.term >= log.last_term() {
-            let term = message.term;
-            self.raw.raft.become_follower(term, message.from);
+        if self.upstream.is_foreign {
+            return Err(other("a message of a feeder with another history"));
         }
         let log = &self.raw.raft.raft_log;
+        // The raft crate says 0 for entries whose term is not known any more.
         let contradicts = |index: u64, term: u64| {
-            index > 0
-                && index <= log.committed
-                && self.raw.store().term_of(index).is_some_and(|own| own != term)
+            index > 0 && index <= log.committed && log.term(index).is_ok_and(|own| own != 0 && own != term)
         };
         let entries = message.entries.iter().map(|entry| (entry.index, entry.term));
         let before = (kind == M::MsgAppend).then_some((message.index, message.log_term));
@@ -348,6 +377,8 @@ impl Node {
         let entries = entries.filter(|_| kind == M::MsgAppend);
         if let Some((index, term)) = entries.chain(before).chain(snapshot).find(|(i, t)| contradicts(*i, *t))
         {
+            self.upstream.is_foreign = true;
+            self.lose_feeder();
             return Err(Refusal::OtherHistory { index: Index(index), term });
         }
         match kind {

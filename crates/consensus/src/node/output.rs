@@ -173,7 +173,9 @@ impl Node {
         let (leads, term) = (self.raw.raft.state == StateRole::Leader, self.raw.raft.term);
         let is_heartbeat = |message: &eraftpb::Message| message.get_msg_type() == MessageType::MsgHeartbeat;
         let no_etcd = leads && messages.iter().any(is_heartbeat) && self.has_no_etcd();
-        for message in &mut messages {
+        // Messages to observers have their hints already: what this node announces as a leader does not hold for
+        // a feeder whose leader runs etcd.
+        for message in messages.iter_mut().filter(|message| !self.feeds.contains(message.to)) {
             let of_this_term = leads && message.term == term;
             message.reject_hint = match message.get_msg_type() {
                 MessageType::MsgHeartbeat if no_etcd && of_this_term => BINDS_AND_NO_ETCD,

@@ -32,6 +32,9 @@ impl Node {
             self.prepare_for_observer(&mut message)?;
         }
         validate::check(&message, &self.raw)?;
+        if self.config.observes && !is_of_observer {
+            self.take_term_of_feeder(&message);
+        }
         if is_of_observer && message.get_msg_type() != MessageType::MsgPropose {
             return self.receive_of_observer(message);
         }

@@ -766,7 +766,7 @@ fn an_observer_that_is_far_behind_gets_old_entries_or_a_snapshot() {
     sim.forget(2, 0);
     let restores = sim.restores;
     sim.heal();
-    sim.ticks(25);
+    sim.ticks(130);
     same(&sim, &[2, 101, 102]);
     assert!(sim.fetched >= 20 && sim.restores == restores);
     sim.isolate(&[101]);
@@ -777,7 +777,7 @@ fn an_observer_that_is_far_behind_gets_old_entries_or_a_snapshot() {
     sim.checkpoint(2);
     sim.discard(2, 0);
     sim.heal();
-    sim.ticks(25);
+    sim.ticks(130);
     same(&sim, &[2, 101, 102]);
     assert!(sim.restores > restores);
 }
@@ -798,7 +798,7 @@ fn an_observer_goes_to_another_feeder_and_takes_its_lower_term() {
     sim.heal();
     sim.isolate(&[3]);
     sim.observe(101, 2);
-    sim.ticks(3);
+    sim.ticks(6);
     same(&sim, &[1, 2, 101, 102]);
     assert_eq!(sim.node(101).status().term, sim.node(1).status().term);
     assert!(sim.node(1).status().term < lonely, "and no member has heard of that term");
@@ -846,4 +846,40 @@ fn observers_that_feed_each_other_notice_it() {
     sim.ticks(30);
     same(&sim, &[1, 101, 102]);
     assert_eq!((sim.node(101).feed_depth(), sim.node(102).feed_depth()), (1, 2));
+}
+
+#[test]
+fn an_observer_that_cannot_be_reached_costs_its_feeder_one_message_a_tick() {
+    let mut sim = observed(1);
+    sim.crash(101, usize::MAX);
+    sim.propose(1, 3, 8).expect("a leader");
+    sim.rest();
+    for _ in 0..3 {
+        sim.must(1, Event::PeerUnreachable(MemberId(101)));
+        sim.must(1, Event::SnapshotReported { to: MemberId(101), delivered: false });
+    }
+    assert!(sim.network.iter().all(|message| message.to() != 101), "it is asked again without being heard");
+    sim.tick(1);
+    assert_eq!(sim.network.iter().filter(|message| message.to() == 101).count(), 1, "a heartbeat");
+    sim.rest();
+    sim.start(101);
+    sim.observe(101, 1);
+    sim.ticks(3);
+    same(&sim, &[1, 101]);
+}
+
+#[test]
+fn an_observer_that_returns_without_its_data_is_fed_from_the_beginning() {
+    let mut sim = observed(1);
+    sim.propose(1, 3, 8).expect("a leader");
+    sim.rest();
+    sim.crash(101, 0);
+    sim.add_observer(101);
+    sim.must(101, Event::FeederChosen { feeder: MemberId(1), silence_max: 0 });
+    // The feeder does not know yet that the observer has started again. Its heartbeats are taken.
+    sim.ticks(2);
+    assert_eq!(sim.node(101).status().leader, MemberId(1));
+    sim.must(1, Event::ObserverAdded(MemberId(101)));
+    sim.ticks(2);
+    same(&sim, &[1, 101]);
 }

@@ -280,7 +280,7 @@ impl Sim {
                 if is_it { Event::ObserverAdded(observer) } else { Event::ObserverRemoved(observer) },
             );
         }
-        self.must(observer, Event::FeederChosen(MemberId(feeder)));
+        self.must(observer, Event::FeederChosen { feeder: MemberId(feeder), silence_max: 0 });
     }
 
     fn add_node(&mut self, id: u64, disk: Disk, observes: bool) {
@@ -655,6 +655,7 @@ impl Sim {
                 Err(refusal @ Refusal::OtherHistory { .. }) => panic!("{refusal}"),
                 Err(Refusal::Other(text)) if text.ends_with("which is not the feeder") => {}
                 Err(Refusal::Other(text)) if text.ends_with("to an observer") => {}
+                Err(Refusal::Other(text)) if text.ends_with("with another history") => {}
                 Err(Refusal::Other(text)) => {
                     let known = [
                         "a transfer request to a member that does not lead",

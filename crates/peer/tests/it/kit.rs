@@ -106,7 +106,7 @@ impl Handler for Recorder {
         self.with(|heard| heard.snapshots_sent.push((to, delivered)));
     }
 
-    fn removed(&self) {
+    fn removed(&self, _: u64) {
         self.with(|heard| heard.removed += 1);
     }
 

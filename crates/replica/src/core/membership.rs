@@ -525,6 +525,11 @@ impl Membership {
         self.removed_at.is_some_and(|at| now >= at && (!is_leaving || now >= at + timeout))
     }
 
+    /// Returns true if the cluster has this member, as far as this member knows.
+    pub fn knows(&self, id: MemberId) -> bool {
+        self.members.by_id.contains_key(&id.0) || self.remotes.iter().any(|remote| remote.0 == id.0)
+    }
+
     /// Returns the members, as last set by [`Membership::changed`].
     pub fn members(&self) -> &Arc<Members> {
         &self.members

@@ -8,7 +8,10 @@ use api::{Code, Status};
 use consensus::{ObserverRead, Progress};
 use numbers::{Index, MemberId};
 
-use crate::observing::{OBSERVERS_MAX, ObserverCard, ObserverStanding, REGISTRATION_TIMEOUT};
+use crate::cluster_version::Minor;
+use crate::observing::{
+    OBSERVERS_MAX, ObserverCard, ObserverStanding, REGISTRATION_INTERVAL, REGISTRATION_TIMEOUT,
+};
 
 /// Maximum number of reads of observers that wait for a round.
 const READS_MAX: usize = 4096;
@@ -28,6 +31,8 @@ type Link = (u64, Vec<String>);
 pub(super) enum Registration {
     /// The observer was not fed before.
     Begins,
+    /// The observer is fed already, and its process has started again.
+    Restarts,
     /// The observer is fed already, and its URLs have changed.
     Moves,
     /// Nothing has changed.
@@ -42,8 +47,12 @@ pub(super) struct Observers {
     fed: BTreeMap<u64, Fed>,
     reads: BTreeMap<u64, ObserverRead>,
     next_read: u64,
-    /// True if an observer has asked for the round that shows that it may serve, or needs none.
-    asked_to_serve: bool,
+    /// True while a round of this observer itself is under way.
+    has_own_round: bool,
+    /// Time at which the last round of this observer itself began.
+    own_round_at: Option<Instant>,
+    /// True if a read of an observer was answered since [`Observers::take_answered`].
+    has_answered: bool,
 }
 
 impl Observers {
@@ -55,7 +64,9 @@ impl Observers {
             fed: BTreeMap::new(),
             reads: BTreeMap::new(),
             next_read: 0,
-            asked_to_serve: !observes,
+            has_own_round: false,
+            own_round_at: None,
+            has_answered: false,
         }
     }
 
@@ -80,16 +91,17 @@ impl Observers {
     }
 
     /// Registers an observer, or renews its registration. `is_member` is true if the cluster has a member of
-    /// this id.
+    /// this id, and `cluster_version` is the version of the cluster, if one is set.
     ///
     /// # Errors
     ///
-    /// Returns an error if the id is that of a member, of this node or of its own feeder, or if too many
-    /// observers are fed.
+    /// Returns an error if the id is that of a member, of this node or of its own feeder, if the observer does
+    /// not support the version of the cluster, or if too many observers are fed.
     pub fn register(
         &mut self,
         card: ObserverCard,
         is_member: bool,
+        cluster_version: Option<Minor>,
         own: u64,
         now: Instant,
     ) -> Result<Registration, Status> {
@@ -97,15 +109,23 @@ impl Observers {
         if is_member || card.id == own {
             return refused(Code::FailedPrecondition, "mainstay: the observer has the id of a member");
         }
+        if card.api_version < cluster_version {
+            let text = "mainstay: the observer does not support the cluster's version";
+            return refused(Code::FailedPrecondition, text);
+        }
         if card.id == self.feeder().0 {
             let text = "mainstay: this observer is fed by the one that asks: give it another feeder";
             return refused(Code::FailedPrecondition, text);
         }
         let until = now + REGISTRATION_TIMEOUT;
         if let Some(fed) = self.fed.get_mut(&card.id) {
-            let moved = fed.card.peer_urls != card.peer_urls;
+            let registration = match () {
+                () if fed.card.start != card.start => Registration::Restarts,
+                () if fed.card.peer_urls != card.peer_urls => Registration::Moves,
+                () => Registration::Renews,
+            };
             *fed = Fed { card, until };
-            return Ok(if moved { Registration::Moves } else { Registration::Renews });
+            return Ok(registration);
         }
         if self.fed.len() >= OBSERVERS_MAX {
             let text = "mainstay: too many observers: give this one an observer as its feeder";
@@ -161,15 +181,41 @@ impl Observers {
 
     /// Removes and returns the read of an observer.
     pub fn take_read(&mut self, number: u64) -> Option<ObserverRead> {
-        self.reads.remove(&number)
+        let read = self.reads.remove(&number);
+        self.has_answered |= read.is_some();
+        read
     }
 
-    /// Returns true if this observer should begin the round that shows that it has applied what was committed
-    /// when it started. Later calls return false.
-    pub fn asks_to_serve(&mut self, has_leader: bool) -> bool {
-        let asks = has_leader && !self.asked_to_serve;
-        self.asked_to_serve |= asks;
-        asks
+    /// Returns true if this observer should begin a round of its own: one after the other, at most one in each
+    /// [`REGISTRATION_INTERVAL`]. The first one shows that it has applied what was committed when it started,
+    /// so that it may serve. Later ones show that its feeder is useful, and how fresh its state is.
+    pub fn begins_own_round(&mut self, has_leader: bool, now: Instant) -> bool {
+        let is_due = self.own_round_at.is_none_or(|at| now >= at + REGISTRATION_INTERVAL);
+        let begins = self.observes && has_leader && !self.has_own_round && is_due;
+        if begins {
+            (self.has_own_round, self.own_round_at) = (true, Some(now));
+        }
+        begins
+    }
+
+    /// Records that the round of this observer itself is finished or given up.
+    pub fn own_round_ended(&mut self) {
+        self.has_own_round = false;
+    }
+
+    /// Returns true if this node feeds the observer with this id.
+    pub fn feeds(&self, id: u64) -> bool {
+        self.fed.contains_key(&id)
+    }
+
+    /// Ends the registration of an observer. Returns true if there was one.
+    pub fn remove(&mut self, id: u64) -> bool {
+        self.fed.remove(&id).is_some()
+    }
+
+    /// Returns true if a read of an observer was answered since the last call.
+    pub fn take_answered(&mut self) -> bool {
+        std::mem::take(&mut self.has_answered)
     }
 }
 
@@ -185,10 +231,10 @@ mod tests {
     fn registrations_begin_move_renew_and_end() {
         let now = Instant::now();
         let mut observers = Observers::new(false);
-        assert_eq!(observers.register(card(5), false, 1, now), Ok(Registration::Begins));
-        assert_eq!(observers.register(card(5), false, 1, now), Ok(Registration::Renews));
+        assert_eq!(observers.register(card(5), false, None, 1, now), Ok(Registration::Begins));
+        assert_eq!(observers.register(card(5), false, None, 1, now), Ok(Registration::Renews));
         let moved = ObserverCard { id: 5, ..card(6) };
-        assert_eq!(observers.register(moved, false, 1, now), Ok(Registration::Moves));
+        assert_eq!(observers.register(moved, false, None, 1, now), Ok(Registration::Moves));
         let members = vec![(2, vec!["http://2".to_owned()])];
         assert_eq!(observers.links(members.clone()).iter().map(|link| link.0).collect::<Vec<_>>(), [2, 5]);
         assert!(observers.take_expired(now + REGISTRATION_TIMEOUT / 2).is_empty());
@@ -202,24 +248,41 @@ mod tests {
         let mut observers = Observers::new(true);
         assert!(observers.follow(MemberId(9), vec!["http://9".to_owned()]));
         assert!(!observers.follow(MemberId(9), vec!["http://9".to_owned()]));
-        assert!(observers.register(card(9), false, 1, now).is_err(), "the feeder");
-        assert!(observers.register(card(1), false, 1, now).is_err(), "itself");
-        assert!(observers.register(card(2), true, 1, now).is_err(), "a member");
+        assert!(observers.register(card(9), false, None, 1, now).is_err(), "the feeder");
+        assert!(observers.register(card(1), false, None, 1, now).is_err(), "itself");
+        assert!(observers.register(card(2), true, None, 1, now).is_err(), "a member");
         for id in 0..OBSERVERS_MAX as u64 {
-            assert_eq!(observers.register(card(100 + id), false, 1, now), Ok(Registration::Begins));
+            assert_eq!(observers.register(card(100 + id), false, None, 1, now), Ok(Registration::Begins));
         }
-        let refused = observers.register(card(99), false, 1, now).map_err(|status| status.code);
+        let refused = observers.register(card(99), false, None, 1, now).map_err(|status| status.code);
         assert_eq!(refused, Err(Code::ResourceExhausted));
-        assert_eq!(observers.register(card(100), false, 1, now), Ok(Registration::Renews));
+        assert_eq!(observers.register(card(100), false, None, 1, now), Ok(Registration::Renews));
         let links = observers.links(vec![(2, Vec::new())]);
         assert_eq!((links[0].0, links.len()), (9, OBSERVERS_MAX + 1), "an observer needs no member");
     }
 
     #[test]
-    fn an_observer_asks_once_whether_it_may_serve() {
+    fn one_that_starts_again_or_is_too_old_is_told_apart() {
+        let now = Instant::now();
+        let mut observers = Observers::new(false);
+        assert_eq!(observers.register(card(5), false, None, 1, now), Ok(Registration::Begins));
+        let again = ObserverCard { start: 8, ..card(5) };
+        assert_eq!(observers.register(again, false, None, 1, now), Ok(Registration::Restarts));
+        let old = ObserverCard { api_version: Some(Minor(3, 6)), ..card(5) };
+        assert!(observers.register(old.clone(), false, Some(Minor(3, 7)), 1, now).is_err());
+        assert!(observers.register(old, false, Some(Minor(3, 6)), 1, now).is_ok());
+        assert!(observers.feeds(5) && observers.remove(5) && !observers.remove(5));
+    }
+
+    #[test]
+    fn an_observer_makes_one_round_of_its_own_at_a_time() {
+        let now = Instant::now();
         let mut observers = Observers::new(true);
-        assert!(!observers.asks_to_serve(false) && observers.asks_to_serve(true));
-        assert!(!observers.asks_to_serve(true));
-        assert!(!Observers::new(false).asks_to_serve(true), "a member waits for its attributes");
+        assert!(!observers.begins_own_round(false, now) && observers.begins_own_round(true, now));
+        let later = now + REGISTRATION_INTERVAL;
+        assert!(!observers.begins_own_round(true, later), "the first one is under way");
+        observers.own_round_ended();
+        assert!(!observers.begins_own_round(true, now) && observers.begins_own_round(true, later));
+        assert!(!Observers::new(false).begins_own_round(true, now), "a member needs none");
     }
 }

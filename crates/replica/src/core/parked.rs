@@ -99,7 +99,7 @@ impl OutOfService {
                 | PeerRequest::SnapshotSent { .. }
                 | PeerRequest::SnapshotGivenUp(_)
                 | PeerRequest::Place(..)
-                | PeerRequest::Removed
+                | PeerRequest::Removed(_)
                 | PeerRequest::Follow(..),
             )
             | CoreRequest::Storage(
@@ -140,7 +140,7 @@ impl OutOfService {
 
 #[cfg(test)]
 mod tests {
-    use numbers::Index;
+    use numbers::{Index, MemberId};
 
     use super::*;
 
@@ -167,7 +167,7 @@ mod tests {
             wait_removed: false,
         };
         assert!(matches!(behind.respond(propose.into()), Response::Refuse(_, Some(4))));
-        assert!(matches!(behind.respond(PeerRequest::Removed.into()), Response::Nothing));
+        assert!(matches!(behind.respond(PeerRequest::Removed(MemberId(2)).into()), Response::Nothing));
         let machine = Box::new(machine::Machine::new(machine::Rules { learners_max: 1 }));
         let received = ReceivedState { message: Default::default(), machine, base_applied: None, told: None };
         assert!(matches!(

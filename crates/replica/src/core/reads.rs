@@ -65,8 +65,8 @@ pub(super) enum RoundRequest {
     TimeToLive(RequestId, LeaseId, LeaseDetail),
     /// A read of an observer that this node feeds; the number with which it was kept.
     Observer(u64),
-    /// The round that shows that an observer which starts has applied what was committed before.
-    Serving,
+    /// A round of an observer itself.
+    Own,
 }
 
 impl RoundRequest {
@@ -76,7 +76,7 @@ impl RoundRequest {
             RoundRequest::Read(request_id)
             | RoundRequest::Renewal(request_id, _)
             | RoundRequest::TimeToLive(request_id, _, _) => Some(request_id),
-            RoundRequest::Observer(_) | RoundRequest::Serving => None,
+            RoundRequest::Observer(_) | RoundRequest::Own => None,
         }
     }
 }

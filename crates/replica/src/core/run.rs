@@ -323,6 +323,10 @@ impl Core {
         self.log.owner_writes(writes_here);
         self.carry_out(now)?;
         self.finish_rounds(now);
+        if self.observers.take_answered() {
+            // The answers leave in this turn, not with the next one.
+            self.carry_out(now)?;
+        }
         let leases_as_of = self.pace.writing.leases_as_of(now);
         self.leases.look(self.machine.applied_index, self.node.status().commit, leases_as_of);
         self.remove_slice(now);

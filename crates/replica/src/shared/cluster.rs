@@ -32,6 +32,8 @@ pub struct Cluster {
     is_fed: AtomicBool,
     /// For an observer: number of feeders between it and a member, its own included; 0 if it is not known.
     feed_depth: AtomicU8,
+    /// For an observer: true while it receives or installs a whole state.
+    is_installing: AtomicBool,
     /// The observers that this node feeds.
     observers: ArcSwap<Vec<ObserverStanding>>,
 }
@@ -68,9 +70,15 @@ impl Cluster {
     }
 
     /// Records what the core knows about the observers that this node feeds, and, for an observer, the number
-    /// of feeders between it and a member.
-    pub(crate) fn observers_are(&self, standings: Vec<ObserverStanding>, feed_depth: u8) {
+    /// of feeders between it and a member, and whether it receives or installs a whole state.
+    pub(crate) fn observers_are(
+        &self,
+        standings: Vec<ObserverStanding>,
+        feed_depth: u8,
+        is_installing: bool,
+    ) {
         self.feed_depth.store(feed_depth, Ordering::Relaxed);
+        self.is_installing.store(is_installing, Ordering::Relaxed);
         if !(standings.is_empty() && self.observers.load().is_empty()) {
             self.observers.store(Arc::new(standings));
         }
@@ -79,6 +87,11 @@ impl Cluster {
     /// Returns the observers that this node feeds, as of the last tick.
     pub fn observers(&self) -> Arc<Vec<ObserverStanding>> {
         self.observers.load_full()
+    }
+
+    /// Returns true while this observer receives or installs a whole state.
+    pub fn is_installing(&self) -> bool {
+        self.is_installing.load(Ordering::Relaxed)
     }
 
     /// Returns the number of feeders between this observer and a member, its own included; 0 if it is not

@@ -125,7 +125,16 @@ fn copy_state(shared: &Shared, state: &Published) {
     let server = &shared.diagnostics.metrics.server;
     server.has_leader.set_bool(state.leader != 0);
     server.is_leader.set_bool(state.leader == id);
-    server.is_learner.set_bool(state.members.by_id.get(&id).is_some_and(|member| member.is_learner));
+    let is_learner = state.members.by_id.get(&id).is_some_and(|member| member.is_learner);
+    server.is_learner.set_bool(is_learner || shared.member.observes);
+    let observers = shared.cluster.observers();
+    server.observers.set_u64(observers.len() as u64);
+    server.observers_inactive.set_u64(observers.iter().filter(|observer| !observer.is_active).count() as u64);
+    server
+        .observer_lag_entries
+        .set_u64(observers.iter().map(|observer| observer.lag_entries).max().unwrap_or_default());
+    server.observer_fed.set_bool(shared.cluster.is_fed());
+    server.observer_feed_depth.set_u64(shared.cluster.feed_depth().into());
     server.proposals_committed.set_u64(state.commit_index.0);
     server.proposals_applied.set_u64(state.applied_index.0);
     server.auth_revision.set_u64(state.auth.revision());

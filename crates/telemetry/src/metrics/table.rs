@@ -39,6 +39,11 @@ group! {
         has_leader: Gauge = "etcd_server_has_leader", "1 if this member knows a leader.";
         is_leader: Gauge = "etcd_server_is_leader", "1 if this member is the leader.";
         is_learner: Gauge = "etcd_server_is_learner", "1 if this member is a learner.";
+        observers: Gauge = "mainstay_observers", "Observers that this node feeds.";
+        observers_inactive: Gauge = "mainstay_observers_inactive", "Observers that this node feeds and that have not answered for two election timeouts.";
+        observer_lag_entries: Gauge = "mainstay_observer_lag_entries", "Entries that this node has applied and the observer that is furthest behind has not acknowledged.";
+        observer_fed: Gauge = "mainstay_observer_fed", "1 if this is an observer and its feeder sends; 0 otherwise.";
+        observer_feed_depth: Gauge = "mainstay_observer_feed_depth", "Nodes between this observer and a member, the feeding member included; 0 if it is not known, and for members.";
         leader_changes: Counter = "etcd_server_leader_changes_seen_total", "Leader changes seen.";
         learner_promote_successes: Counter = "etcd_server_learner_promote_successes", "Learners promoted while this member led.";
         learner_promote_failures: Labelled<Counter> = "etcd_server_learner_promote_failures" ["Reason"], "Promotions of learners that failed while this member led.";

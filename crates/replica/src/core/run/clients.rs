@@ -76,7 +76,10 @@ impl Core {
             match want {
                 RoundRequest::Read(request_id) => self.reads.readable(request_id, times),
                 RoundRequest::Observer(number) => self.answer_observer(number),
-                RoundRequest::Serving => self.lifecycle.serve(),
+                RoundRequest::Own => {
+                    self.observers.own_round_ended();
+                    self.lifecycle.serve();
+                }
                 // Leadership was lost while the request waited. The lease clocks now run on the next leader,
                 // so the client has to ask that member.
                 want if !self.leadership.leads() => {
@@ -122,8 +125,7 @@ impl Core {
         for want in retried.expired {
             match want {
                 RoundRequest::Observer(number) => drop(self.observers.take_read(number)),
-                // An observer that starts goes on asking.
-                RoundRequest::Serving => self.reads.push(want, now),
+                RoundRequest::Own => self.observers.own_round_ended(),
                 want => {
                     self.shared.diagnostics.metrics.server.read_indexes_failed.inc();
                     if let Some(request_id) = want.request_id() {

@@ -95,9 +95,11 @@ impl Core {
                 let trail = self.machine.newest_state_trail(from, crate::core::STATE_TRAIL_POINTS_MAX);
                 self.reply(request_id, ReplyBody::StateTrail(trail));
             }
-            PeerRequest::Removed => self.end_removed(now),
+            // Only members know who is removed: an observer may follow another history.
+            PeerRequest::Removed(by) if self.membership.knows(by) => self.end_removed(now),
+            PeerRequest::Removed(_) => {}
             PeerRequest::Observe(request_id, card) => self.register_observer(request_id, *card, now)?,
-            PeerRequest::Follow(id, urls) => self.follow_feeder(id, urls)?,
+            PeerRequest::Follow(id, urls, interval) => self.follow_feeder(id, urls, interval)?,
         }
         Ok(())
     }

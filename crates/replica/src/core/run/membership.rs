@@ -151,6 +151,9 @@ impl Core {
             Err(_) => ConfChange { kind: ConfChangeKind::Update, node: MemberId::NONE },
         };
         self.step(Event::ConfChanged(change))?;
+        if self.observers.feeds(change.node.0) {
+            self.drop_observer(change.node.0)?;
+        }
         self.membership.applied(applied.request_id);
         if applied.outcome.is_ok() {
             self.members_changed(change);
@@ -187,7 +190,9 @@ impl Core {
         let others = self.observers.links(self.membership.changed(&self.machine.members));
         self.publication.request();
         if let Some(peers) = self.shared.cluster.peers() {
-            self.shared.core.arrivals.set_members(others.iter().map(|(id, _)| *id));
+            // All observers share the room of strangers.
+            let rooms = others.iter().map(|(id, _)| *id).filter(|id| !self.observers.feeds(*id));
+            self.shared.core.arrivals.set_members(rooms);
             peers.set_members(others);
         }
     }

@@ -1,6 +1,6 @@
 //! Feeds observers, confirms their reads, and follows the feeder of a node that observes.
 
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use consensus::{Event, ObserverRead, Request};
 use numbers::{Index, MemberId};
@@ -8,6 +8,7 @@ use planted::Bug;
 use telemetry::logging::Value;
 
 use super::Core;
+use crate::cluster_version::minor;
 use crate::core::observers::Registration;
 use crate::core::reads::RoundRequest;
 use crate::core::{Fatal, ReplyBody, RequestId};
@@ -25,25 +26,35 @@ impl Core {
         let (id, own) = (card.id, self.shared.member.identity.member_id);
         let members = &self.machine.members;
         let is_member = members.by_id.contains_key(&id) || members.removed.contains(&id);
-        let name = card.name.clone();
-        match self.observers.register(card, is_member, own, now) {
-            Ok(registration) => {
-                if registration == Registration::Begins {
-                    self.step(Event::ObserverAdded(MemberId(id)))?;
-                    self.logger.info(
-                        "feeding an observer",
-                        &[("observer", Value::Id(id)), ("name", Value::Str(&name))],
-                    );
-                }
-                if registration != Registration::Renews {
-                    self.tell_members();
-                }
-                let registered = Registered { feeder: MemberId(own), fed_by: self.observers.feeder() };
-                self.reply(request_id, ReplyBody::Registered(registered));
+        let (name, version) = (card.name.clone(), minor(&members.cluster_version));
+        let registration = match self.observers.register(card, is_member, version, own, now) {
+            Ok(registration) => registration,
+            Err(status) => {
+                self.refuse(request_id, status);
+                return Ok(());
             }
-            Err(status) => self.refuse(request_id, status),
+        };
+        if matches!(registration, Registration::Begins | Registration::Restarts) {
+            self.step(Event::ObserverAdded(MemberId(id)))?;
+            self.logger
+                .info("feeding an observer", &[("observer", Value::Id(id)), ("name", Value::Str(&name))]);
         }
+        if registration != Registration::Renews {
+            self.tell_members();
+        }
+        let registered = Registered {
+            feeder: MemberId(own),
+            fed_by: self.observers.feeder(),
+            heartbeat_interval: self.options.heartbeat_interval,
+        };
+        self.reply(request_id, ReplyBody::Registered(registered));
         Ok(())
+    }
+
+    /// Stops feeding an observer, because its registration has ended or a member has its id.
+    pub(super) fn drop_observer(&mut self, id: u64) -> Result<(), Fatal> {
+        self.observers.remove(id);
+        self.step(Event::ObserverRemoved(MemberId(id)))
     }
 
     /// Lets a read of an observer share a round with the reads of this node's own clients.
@@ -69,21 +80,24 @@ impl Core {
         }
     }
 
-    /// Ends the feeds of observers that have not renewed their registration. A node that observes asks whether
-    /// it may serve clients, once it knows a leader.
+    /// Ends the feeds of observers that have not renewed their registration. A node that observes begins a round
+    /// of its own, if one is due.
     pub(super) fn look_at_observers(&mut self, now: Instant) -> Result<(), Fatal> {
         let expired = self.observers.take_expired(now);
         for id in &expired {
             self.logger.warn("an observer is gone, and is no longer fed", &[("observer", Value::Id(*id))]);
-            self.step(Event::ObserverRemoved(MemberId(*id)))?;
+            self.drop_observer(*id)?;
         }
         if !expired.is_empty() {
             self.tell_members();
+            if let Some(peers) = self.shared.cluster.peers() {
+                peers.forget(expired);
+            }
         }
         let standings = self.observers.standings(&self.node.observers(), self.machine.applied_index);
-        self.shared.cluster.observers_are(standings, self.node.feed_depth());
-        if self.observers.asks_to_serve(self.leadership.leader().is_some()) {
-            self.reads.push(RoundRequest::Serving, now);
+        self.shared.cluster.observers_are(standings, self.node.feed_depth(), self.install.is_busy());
+        if self.observers.begins_own_round(self.leadership.leader().is_some(), now) {
+            self.reads.push(RoundRequest::Own, now);
         }
         Ok(())
     }
@@ -92,14 +106,23 @@ impl Core {
 /// The feeder of a node that observes.
 impl Core {
     /// Takes entries from this feeder from now on.
-    pub(super) fn follow_feeder(&mut self, id: MemberId, urls: Vec<String>) -> Result<(), Fatal> {
+    pub(super) fn follow_feeder(
+        &mut self,
+        id: MemberId,
+        urls: Vec<String>,
+        heartbeat_interval: Duration,
+    ) -> Result<(), Fatal> {
         if !self.observers.follow(id, urls) {
             return Ok(());
         }
         self.logger.info("following a feeder", &[("feeder", Value::Id(id.0))]);
         self.tell_members();
-        self.step(Event::FeederChosen(id))?;
-        self.shared.cluster.fed_by(id, self.node.source().is_some());
+        // The feeder may have longer intervals than this observer.
+        let tick = self.options.heartbeat_interval.as_millis().max(1);
+        let silence_max = 4 * heartbeat_interval.as_millis() / tick;
+        let silence_max = u64::try_from(silence_max).unwrap_or(u64::MAX);
+        self.step(Event::FeederChosen { feeder: id, silence_max })?;
+        self.shared.cluster.fed_by(id, self.node.status().leader.is_some());
         Ok(())
     }
 

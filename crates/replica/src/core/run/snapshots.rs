@@ -244,9 +244,12 @@ impl Core {
         for mut message in self.outgoing.take_wanted() {
             // The message may have waited until an entry was completely applied. If its term has ended since,
             // the message is dropped.
-            if message.term != Some(self.node.status().term.0) {
+            let term = self.node.status().term.0;
+            if message.term != Some(term) && !self.observers.feeds(message.to.unwrap_or(0)) {
                 continue;
             }
+            // An observer is sent the state whatever the term is.
+            message.term = Some(term);
             let Some(peers) = self.shared.cluster.peers() else { return };
             let head = self.machine.head();
             let state = self.shared.read_long_at(Reader::Transfer, view.moment_of_everything());
@@ -267,6 +270,7 @@ impl Core {
             );
             let trail = self.machine.state_trail(Index(0));
             let source = crate::transfer::Source::new(MemberId(to), head, trail, state, &self.shared);
+            let source = if self.observers.feeds(to) { source.in_own_form() } else { source };
             peers.send_snapshot(message, Box::new(source));
         }
     }

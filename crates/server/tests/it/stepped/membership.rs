@@ -397,6 +397,19 @@ fn a_member_without_others_leads_as_soon_as_it_has_read_its_log() {
     assert_eq!(world.leader(), Some(0));
 }
 
+/// An observer may follow the history of another cluster, in which this member was removed. What it says about that
+/// counts for nothing.
+#[test]
+fn a_node_that_is_no_member_cannot_end_a_member() {
+    let mut world = World::started(3, 22, &[]);
+    world.lead(0);
+    world.member(2).peering().removed(0x0b5e);
+    world.put(0, "k", b"v").expect("is taken");
+    world.settle().expect("goes on");
+    assert!(world.places[2].member.is_some());
+    assert_eq!(world.get(2, "k"), Some(b"v".to_vec()));
+}
+
 /// Only its own log tells a member for certain that it was removed. If a peer says so, the process ends, but
 /// this is not recorded: the peer may be wrong, and the member that then refused to start might be the one
 /// that has the data (docs/operations.md).
@@ -407,7 +420,8 @@ fn a_member_that_is_told_wrongly_that_it_was_removed_goes_on_once_it_is_started_
     world.put(0, "k", b"v").expect("is taken");
     // The sender is a peer that was turned into a separate cluster, or another program at the address of a
     // peer.
-    world.member(2).peering().removed();
+    let by = world.member(1).identity().member_id;
+    world.member(2).peering().removed(by);
     world.until("the member that was told so ends", |world| world.places[2].member.is_none());
     assert!(world.text().contains("has been permanently removed from the cluster"), "{}", world.text());
     world.start(2).expect("nothing in its log says that it was removed");
