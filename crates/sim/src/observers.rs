@@ -151,7 +151,9 @@ impl World {
             && let Some(process) = &place.process
             && process.stepped.published().alarms.is_raised(nospace, probe.id)
         {
-            self.fail(format!("the observer at {at} has stopped the writes of the cluster: its disk is full"));
+            self.fail(format!(
+                "the observer at {at} has stopped the writes of the cluster: its disk is full"
+            ));
         }
     }
 
@@ -178,9 +180,7 @@ impl World {
             let Some(process) = &place.process else { return true };
             let Some(feeder) = process.stepped.feeder() else { return false };
             let mut feeders = self.places.iter().filter_map(|place| place.process.as_ref());
-            feeders.any(|other| {
-                other.id == feeder && other.stepped.active_observers().contains(&process.id)
-            })
+            feeders.any(|other| other.id == feeder && other.stepped.active_observers().contains(&process.id))
         };
         self.places.iter().filter(|place| place.observes).all(is_fed)
     }

@@ -206,7 +206,8 @@ impl Node {
     ) -> Option<eraftpb::Message> {
         let tail = self.raw.store();
         let log = &self.raw.raft.raft_log;
-        let applied = if planted::is(Bug::UnappliedFed) { log.last_index().min(tail.last()) } else { log.applied };
+        let applied =
+            if planted::is(Bug::UnappliedFed) { log.last_index().min(tail.last()) } else { log.applied };
         let is_probe = feed.wants_probe();
         let has_news = feed.next() <= applied;
         if !is_probe && !(has_news && feed.takes_entries(bytes_max)) {
