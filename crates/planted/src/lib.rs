@@ -251,7 +251,7 @@ bugs! {
     /// consensus: a feeder passes proposals of its observers on in any term and without the term to which they
     /// are bound, although the observer may propose them again.
     ObserverProposalUnbound = "observer-proposal-unbound";
-    /// consensus: an observer that feeds another one names itself as a learner in the snapshots that it sends.
+    /// core: an observer that feeds another one names itself as a learner in the snapshots that it sends.
     ObserverNamedInSnapshot = "observer-named-in-snapshot";
     /// core: an observer whose disk is full raises the NOSPACE alarm, which stops the writes of the cluster.
     ObserverRaisesAlarm = "observer-raises-alarm";

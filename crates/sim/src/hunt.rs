@@ -26,6 +26,8 @@ const SMOKE: &[Bug] = &[
     Bug::CompareOnOldState,
     Bug::StaleRead,
     Bug::SecondBranchUngated,
+    Bug::UnappliedFed,
+    Bug::ObserverReadWithoutRound,
 ];
 /// Default number of seeds for each bug of the smoke run.
 const SMOKE_BUDGET: u64 = 300;

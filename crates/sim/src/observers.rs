@@ -134,7 +134,11 @@ impl World {
 
     /// Checks after a turn of any node that observers stay outside of the membership.
     pub(crate) fn look_at_observers(&mut self, at: Host, probe: &Probe) {
-        let is_named = |id: &u64| probe.voters.contains(id) || probe.learners.contains(id);
+        let members = self.places[at].process.as_ref().map(|process| process.stepped.published());
+        let is_named = |id: &u64| {
+            let in_state = members.as_ref().is_some_and(|state| state.members.by_id.contains_key(id));
+            probe.voters.contains(id) || probe.learners.contains(id) || in_state
+        };
         let named = self.observer_ids().find(is_named);
         if let Some(id) = named {
             return self.fail(format!("member {at} has the observer {id:x} in its configuration: {probe:?}"));

@@ -252,8 +252,7 @@ impl Node {
     fn snapshot_for(&self, id: u64, feed: &mut Feed) -> Option<eraftpb::Message> {
         let mut snapshot = raft::Storage::snapshot(self.raw.store(), 0, id).ok()?;
         let learners = &mut snapshot.mut_metadata().mut_conf_state().learners;
-        let keeps_all = !self.config.observes || planted::is(Bug::ObserverNamedInSnapshot);
-        learners.retain(|learner| keeps_all || *learner != self.config.id.0);
+        learners.retain(|learner| !self.config.observes || *learner != self.config.id.0);
         feed.snapshot(snapshot.get_metadata().index);
         let mut message = eraftpb::Message {
             to: id,
