@@ -255,6 +255,9 @@ bugs! {
     ObserverNamedInSnapshot = "observer-named-in-snapshot";
     /// core: an observer whose disk is full raises the NOSPACE alarm, which stops the writes of the cluster.
     ObserverRaisesAlarm = "observer-raises-alarm";
+    /// core: the staleness of the state is counted from the end of a round, although the round says nothing about
+    /// what was committed after it began.
+    StalenessFromAnswer = "staleness-from-answer";
 }
 
 /// A kind of work whose amount in one step must be bounded.

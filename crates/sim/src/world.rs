@@ -4,6 +4,7 @@
 //! happen immediately; data that is sent to another place becomes a new event. Nothing here waits for real
 //! time.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -140,6 +141,10 @@ impl Calling {
 /// Operation of a client that was sent and has not returned.
 pub(crate) struct Underway {
     pub(crate) operation: oracle::Operation,
+    /// Bound on the staleness of a serializable read, in milliseconds; `None` if the client sets none.
+    pub(crate) staleness_ms: Option<u64>,
+    /// Lowest revision that satisfies the bound; 0 until the call arrives at a member.
+    pub(crate) floor: i64,
 }
 
 /// Client, and the state of the operation that it has sent.
@@ -234,6 +239,8 @@ pub struct World {
     pub(crate) chaos: bool,
     /// True while clients begin new operations.
     pub(crate) working: bool,
+    /// Highest revision that clients had been told at a time, by time.
+    pub(crate) told_revisions: BTreeMap<Nanos, i64>,
     pub(crate) next_operation: u64,
     pub(crate) next_watch: u64,
     pub(crate) lines: Lines,
@@ -281,6 +288,7 @@ impl World {
             failure: None,
             chaos: true,
             working: true,
+            told_revisions: BTreeMap::new(),
             next_operation: 0,
             next_watch: 0,
             lines: Lines::default(),

@@ -210,7 +210,7 @@ impl Node {
             if planted::is(Bug::UnappliedFed) { log.last_index().min(tail.last()) } else { log.applied };
         let is_probe = feed.wants_probe();
         let has_news = feed.next() <= applied;
-        if !is_probe && !(has_news && feed.takes_entries(bytes_max)) {
+        if !(is_probe || has_news && feed.takes_entries(bytes_max)) {
             return None;
         }
         let before = feed.next() - 1;

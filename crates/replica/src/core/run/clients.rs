@@ -102,7 +102,8 @@ impl Core {
     /// Replies to the reads that the state just published may answer, and records how fresh it is.
     fn answer_reads(&mut self) {
         if let Some(began) = self.reads.take_finished() {
-            self.shared.confirm_as_of(began);
+            let is_late = planted::is(Bug::StalenessFromAnswer);
+            self.shared.confirm_as_of(if is_late { self.shared.member.clock.now() } else { began });
         }
         for (request_id, times) in self.reads.take_readable() {
             self.reply(request_id, ReplyBody::Readable(times));
