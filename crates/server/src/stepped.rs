@@ -664,6 +664,12 @@ impl Stepped {
         self.shared.data.values.log_end()
     }
 
+    /// Returns a time, by this member's clock, such that the published state contains every write that was
+    /// acknowledged before it; `None` if no such time is known.
+    pub fn confirmed_as_of(&self) -> Option<Instant> {
+        self.shared.confirmed_as_of()
+    }
+
     /// Returns the id of the feeder that this observer follows; `None` if there is none, or if this is a member.
     pub fn feeder(&self) -> Option<u64> {
         self.shared.cluster.feeder()

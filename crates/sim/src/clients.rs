@@ -57,13 +57,13 @@ const MAX_STALENESS: &str = "mainstay-max-staleness-ms";
 
 /// Serializable reads with a bound on their staleness.
 impl World {
-    /// Draws the bound that a client sets for a serializable read: none in most cases. No bound is set if clocks
+    /// Draws the bound that a client sets for a serializable read: none in some cases. No bound is set if clocks
     /// may stand still or jump, because a server measures the time by its own clock.
     fn staleness_of(&mut self, request: &oracle::Request) -> Option<u64> {
         let is_serializable = matches!(request, oracle::Request::Range(range) if range.serializable);
         let measures = !(self.profile.fails(Fault::Suspend) || self.profile.fails(Fault::Jump));
-        (is_serializable && measures && self.profile.observers > 0 && self.dice.observers.one_in(3))
-            .then(|| self.dice.observers.pick(&[0, 20, 300, 2000]))
+        (is_serializable && measures && self.profile.observers > 0 && !self.dice.observers.one_in(4))
+            .then(|| self.dice.observers.pick(&[0, 5, 5, 20, 20, 100, 500]))
     }
 
     /// Handles the arrival of a client's call at a member: finds the lowest revision that the bound of its read
@@ -79,6 +79,28 @@ impl World {
         let by = now.saturating_sub(ms * MILLI / 1_000_000 * drift);
         underway.floor = self.told_revisions.range(..by).next_back().map_or(0, |(_, revision)| *revision);
         Some(ms.to_string())
+    }
+
+    /// Checks after a turn of a member or observer that its state contains what it claims to contain: every
+    /// revision that clients had been told before a certain time. Not checked if its clock may be wrong.
+    pub(crate) fn look_at_freshness(&mut self, at: Host) {
+        let wrong_clocks = [Fault::Suspend, Fault::Jump, Fault::Drift];
+        let place = &self.places[at];
+        let Some(process) = &place.process else { return };
+        let Some(as_of) = process.stepped.confirmed_as_of() else { return };
+        if wrong_clocks.iter().any(|fault| self.profile.fails(*fault)) {
+            return;
+        }
+        let age = place.hand.now().saturating_duration_since(as_of).as_nanos();
+        let as_of = self.now().saturating_sub(Nanos::try_from(age).unwrap_or(Nanos::MAX));
+        let Some((told_at, told)) = self.told_revisions.range(..as_of).next_back() else { return };
+        let revision = process.stepped.published().view.snapshot().current_revision().0;
+        if revision < *told {
+            self.fail(format!(
+                "member {at} claims that its state, revision {revision}, contains what was acknowledged before {as_of} \
+                 ns, but a client was told revision {told} at {told_at} ns"
+            ));
+        }
     }
 
     /// Records that a client has been told this revision.

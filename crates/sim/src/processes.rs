@@ -452,6 +452,7 @@ impl World {
         if self.profile.observers > 0 {
             self.look_at_observers(at, &probe);
         }
+        self.look_at_freshness(at);
         let Some(process) = &self.places[at].process else { return };
         let standing = Standing {
             id: probe.id,
