@@ -7,6 +7,7 @@
 //	interop cluster COMMAND --server PATH [...]
 //	interop certificates --dir DIR [--users NAME,...] [--hosts HOST,...]
 //	interop handshakes --endpoint HOST:PORT --cacert FILE [--connections N] [...]
+//	interop drain --endpoint HOST:PORT --mainstay PATH
 //
 // The last line of a check's output is always "N passed, M failed". The exit code is 0
 // when nothing failed, 1 when something did, 2 when the run was not possible.
@@ -37,6 +38,8 @@ func main() {
 		os.Exit(runCertificates(os.Args[2:]))
 	case "handshakes":
 		os.Exit(runHandshakes(os.Args[2:]))
+	case "drain":
+		os.Exit(runDrain(os.Args[2:]))
 	default:
 		usage()
 	}
@@ -49,5 +52,6 @@ func usage() {
 	fmt.Fprintln(os.Stderr, "       interop cluster history|history-check|history-selftest|failover|members|rolling|catchup|locks|health|soak --help")
 	fmt.Fprintln(os.Stderr, "       interop certificates --dir DIR [--users NAME,...] [--hosts HOST,...]")
 	fmt.Fprintln(os.Stderr, "       interop handshakes --endpoint E --cacert FILE [--connections N] [--resume]")
+	fmt.Fprintln(os.Stderr, "       interop drain --endpoint E --mainstay PROGRAM [--clients N] [--rounds N]")
 	os.Exit(2)
 }

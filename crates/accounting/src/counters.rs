@@ -35,6 +35,13 @@ pub struct ShardCounters {
     pub messages_received: AtomicU64,
     /// Number of open connections.
     pub connections: AtomicUsize,
+    /// Number of open HTTP/2 connections. They are a part of [`Self::connections`], which also counts
+    /// connections that have sent no bytes yet and those that speak HTTP/1.
+    pub http2_connections: AtomicU64,
+    /// Number of connections that the current order to drain has yet to end.
+    pub connections_to_drain: AtomicU64,
+    /// Number of connections that were told to end because of an order to drain.
+    pub connections_drained: AtomicU64,
     /// True while the shard's thread waits for a disk. New connections are then given to other shards.
     pub stands_still: AtomicBool,
     /// Number of connections that were closed because the client has sent too many pings.
@@ -52,6 +59,9 @@ impl ShardCounters {
             bytes_sent: AtomicU64::new(0),
             messages_received: AtomicU64::new(0),
             connections: AtomicUsize::new(0),
+            http2_connections: AtomicU64::new(0),
+            connections_to_drain: AtomicU64::new(0),
+            connections_drained: AtomicU64::new(0),
             stands_still: AtomicBool::new(false),
             too_many_pings: AtomicU64::new(0),
             stalled_streams: AtomicU64::new(0),

@@ -6,6 +6,7 @@ use stdx::Random;
 use crate::loadgen::ask::Asker;
 use crate::loadgen::calls::Target;
 use crate::loadgen::drive::{Nobody, Observer, Plan, Request, Run, Schedule, Step, Workload, done, measure};
+use crate::loadgen::samples::Series;
 use crate::loadgen::status::Status;
 use crate::loadgen::wire::Message;
 use api::Rpc;
@@ -13,6 +14,9 @@ use cli::Failure;
 
 use crate::Error;
 use crate::loads::authenticate::Authenticate;
+use crate::loads::kubernetes::fleet::Fleet;
+use crate::loads::kubernetes::measured::Window;
+use crate::loads::kubernetes::{Cluster, Kind};
 use crate::loads::random_from_clock;
 use crate::loads::range::Range;
 use crate::loads::write::{Keys, Put, TxnMixed};
@@ -93,6 +97,11 @@ pub static CONTESTS: &[Contest] = &[
         name: "expensive",
         about: "cheap reads and puts, alone and beside ranges of many keys",
         run: expensive,
+    },
+    Contest {
+        name: "kubernetes",
+        about: "a Kubernetes cluster: leases, nodes, pods, events, watches and compactions",
+        run: kubernetes,
     },
     Contest { name: "authenticate", about: "logins on 200 connections", run: logins },
 ];
@@ -373,6 +382,46 @@ fn expensive(field: &mut Field) -> Result<(), Error> {
     };
     both(field, "expensive-alone")?;
     field.beside(dear, 1.0, time, |field| both(field, "expensive-beside"))
+}
+
+/// Measures the load of a cluster: all operations of the API servers as one load, and the delivery of their
+/// events as another, which causes no calls of its own.
+fn kubernetes(field: &mut Field) -> Result<(), Error> {
+    let second = Duration::from_secs(1);
+    let cluster = Cluster {
+        pods_per_node: field.scale.of(2.0, 5.0, 30.0),
+        compaction_interval: second * field.scale.of(1, 10, 300),
+        ..Cluster::default()
+    };
+    let window = Window {
+        nodes: field.scale.of(500, 2_000, 5_000),
+        warm_up: second * field.scale.of(2, 10, 10),
+        duration: second * field.scale.of(4, 30, 600),
+        late: Duration::from_millis(50),
+        catch_up_max: second * field.scale.of(1, 10, 30),
+    };
+    let mut metered = Metered { meter: field.meter, before: Usage::default(), used: Usage::default() };
+    let mut measured = Fleet::connect(field.target.clone(), cluster)?.measure(window, &mut metered)?;
+    let delivered = measured.series.swap_remove(Kind::Delivery as usize);
+    let mut calls = Series::default();
+    measured.series.drain(..).for_each(|series| calls.add(series));
+    for (workload, series, usage) in [
+        ("kubernetes", calls, metered.used),
+        // The work of delivering is in the usage of the calls.
+        ("kubernetes-delivery", delivered, Usage { rss_bytes: metered.used.rss_bytes, ..Usage::default() }),
+    ] {
+        let run = Run {
+            series: vec![series],
+            began: measured.began.unwrap_or_else(std::time::SystemTime::now),
+            elapsed: measured.duration,
+            generator: measured.generator,
+        };
+        field.measured.push(Measured { workload: workload.to_owned(), run, usage: Some(usage) });
+    }
+    match measured.differences.first() {
+        Some(difference) => Err(Error::EventsDiffer(difference.clone())),
+        None => Ok(()),
+    }
 }
 
 const USER: (&str, &str) = ("root", "a password for a while");

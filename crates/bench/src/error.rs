@@ -55,6 +55,13 @@ pub enum Error {
     ThreadGone(&'static str),
     /// Operations failed in the load that runs in the background of the measured one. Contains their number.
     BesideFailed(u64),
+    /// The events that a watch received are not those of the writes. Contains the difference.
+    EventsDiffer(String),
+    /// The store has objects of a Kubernetes cluster that this tool has not written.
+    NotEmpty {
+        /// Number of such objects.
+        objects: u64,
+    },
     /// The workload would change settings of a server that was not started for the comparison. Other clients
     /// may use that server, so this is refused.
     NotOurs,
@@ -119,6 +126,12 @@ impl fmt::Display for Error {
             Error::BesideFailed(operations) => {
                 write!(f, "{operations} operations of the background load failed")
             }
+            Error::EventsDiffer(difference) => f.write_str(difference),
+            Error::NotEmpty { objects } => write!(
+                f,
+                "the server has {objects} keys below /registry/ that this tool has not written, and the load would \
+                 overwrite such keys: use an empty server"
+            ),
             Error::NotOurs => {
                 f.write_str("this would enable authentication on a server that others may be using")
             }

@@ -37,6 +37,11 @@ pub fn html(document: &Document) -> String {
     for workload in workloads(document) {
         plots_of(document, &servers, workload, &mut page);
     }
+    for (server, values) in &document.numbers {
+        page.heading(&if server.is_empty() { "Numbers".to_owned() } else { format!("Numbers of {server}") });
+        let shown = values.iter().map(|(name, value)| (name.clone(), short(*value)));
+        page.facts(&shown.collect::<Vec<_>>());
+    }
     page.heading("Measured on");
     let mut facts = vec![("Time".to_owned(), document.time.clone())];
     facts.extend(document.facts.iter().cloned());
@@ -391,6 +396,7 @@ mod tests {
             facts: vec![(evil.into(), evil.into())],
             warnings: vec![evil.into()],
             conclusions: vec![evil.into()],
+            numbers: vec![(evil.into(), vec![(evil.into(), 1.0)])],
             rows: vec![one, Row { workload: evil.into(), ..row("b", 1.0) }],
             reference: Some(evil.into()),
             baseline: Some("b".into()),

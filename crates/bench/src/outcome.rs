@@ -199,6 +199,8 @@ pub struct Document {
     pub warnings: Vec<String>,
     /// Rows of the result.
     pub rows: Vec<Row>,
+    /// Further numbers about each server: its name, and pairs of a name, which ends with the unit, and a value.
+    pub numbers: Vec<(String, Vec<(String, f64)>)>,
     /// Sentences that summarize the results.
     pub conclusions: Vec<String>,
     /// Name of the server to which the ratios in the report refer; `None` for no ratios.

@@ -96,6 +96,13 @@ pub fn json(document: &Document) -> String {
     };
     let facts: Vec<(&str, String)> =
         document.facts.iter().map(|(name, value)| (name.as_str(), string(value))).collect();
+    let numbers: Vec<(&str, String)> = (document.numbers.iter())
+        .map(|(server, values)| {
+            let values: Vec<(&str, String)> =
+                values.iter().map(|(name, value)| (name.as_str(), number(*value))).collect();
+            (server.as_str(), map(&values))
+        })
+        .collect();
     let mut text = map(&[
         ("version", "1".to_owned()),
         ("command", string(&document.command)),
@@ -105,6 +112,7 @@ pub fn json(document: &Document) -> String {
         ("reference", document.reference.as_ref().map_or_else(|| "null".to_owned(), string)),
         ("baseline", document.baseline.as_ref().map_or_else(|| "null".to_owned(), string)),
         ("rows", list(&document.rows, row)),
+        ("numbers", map(&numbers)),
         ("conclusions", list(&document.conclusions, string)),
     ]);
     text.push('\n');

@@ -210,7 +210,7 @@ impl Session {
         text
     }
 
-    fn document(&self, target: &Target, warnings: Vec<String>) -> Document {
+    pub(crate) fn document(&self, target: &Target, warnings: Vec<String>) -> Document {
         let mut facts = machine::facts();
         if let Ok((version, _)) = Asker::new(target.clone()).and_then(|mut asker| asker.status())
             && !version.is_empty()
@@ -326,7 +326,8 @@ impl Session {
             // Otherwise programs may parse the output as the report of etcd's tool.
             let ours = [DURATION.row(), REPEAT.row(), SCHEDULE.row(), THREADS.row(), WARMUP.row(), PID.row()];
             let asked = ours.iter().any(|flag| self.matches.is_given(*flag));
-            if self.matches.path != ["compare"] && (asked || self.io.is_terminal) {
+            let is_table = [["compare"], ["kubernetes"]].iter().any(|path| self.matches.path == *path);
+            if !is_table && (asked || self.io.is_terminal) {
                 for row in &document.rows {
                     self.say(&render::details(row))?;
                 }

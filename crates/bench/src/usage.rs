@@ -20,6 +20,33 @@ pub struct Usage {
     pub written_bytes: Option<u64>,
     /// Number of log syncs that the server has made so far.
     pub fsyncs: Option<f64>,
+    /// Number of bytes that the server has written to its log so far, according to its metrics.
+    pub log_bytes: Option<u64>,
+}
+
+/// CPU time of one thread of a server.
+#[derive(Clone, Debug, PartialEq)]
+pub struct ThreadTime {
+    /// Number of the thread.
+    pub id: u32,
+    /// Name of the thread; equal for several threads of some servers.
+    pub name: String,
+    /// CPU time in user and kernel mode, in seconds.
+    pub cpu_s: f64,
+}
+
+/// Returns what each thread has used since `before`, most first. Threads that have ended meanwhile are
+/// missing.
+pub fn threads_since(now: &[ThreadTime], before: &[ThreadTime]) -> Vec<ThreadTime> {
+    let mut all: Vec<ThreadTime> = now
+        .iter()
+        .map(|thread| {
+            let then = before.iter().find(|then| then.id == thread.id).map_or(0.0, |then| then.cpu_s);
+            ThreadTime { cpu_s: (thread.cpu_s - then).max(0.0), ..thread.clone() }
+        })
+        .collect();
+    all.sort_by(|a, b| b.cpu_s.total_cmp(&a.cpu_s));
+    all
 }
 
 impl Usage {
@@ -34,6 +61,7 @@ impl Usage {
                 .zip(before.written_bytes)
                 .map(|(now, then)| now.saturating_sub(then)),
             fsyncs: self.fsyncs.zip(before.fsyncs).map(|(now, then)| (now - then).max(0.0)),
+            log_bytes: self.log_bytes.zip(before.log_bytes).map(|(now, then)| now.saturating_sub(then)),
         }
     }
 }
@@ -78,8 +106,34 @@ impl Meter {
             rss_bytes: told.rss_bytes.or(from_metrics.rss_bytes),
             written_bytes: told.written_bytes,
             fsyncs: from_metrics.fsyncs,
+            log_bytes: from_metrics.log_bytes,
         }
         .since(before)
+    }
+
+    /// Returns the id of the server's process; `None` if it is not known, or on another machine.
+    pub fn pid(&self) -> Option<u32> {
+        self.pid
+    }
+
+    /// Returns the server's resident memory in bytes, without reading its metrics; `None` if unknown.
+    pub fn rss_bytes(&self) -> Option<u64> {
+        self.pid.and_then(rss_bytes)
+    }
+
+    /// Returns the CPU time of each thread of the server; empty if its process is not known.
+    pub fn threads(&self) -> Vec<ThreadTime> {
+        let Some(pid) = self.pid else { return Vec::new() };
+        let tasks = fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten();
+        tasks
+            .filter_map(|task| {
+                let id = task.file_name().to_str()?.parse().ok()?;
+                let name = fs::read_to_string(task.path().join("comm")).ok()?.trim_end().to_owned();
+                let told = fs::read_to_string(task.path().join("schedstat")).ok()?;
+                let nanos: f64 = told.split_ascii_whitespace().next()?.parse().ok()?;
+                Some(ThreadTime { id, name, cpu_s: nanos / 1e9 })
+            })
+            .collect()
     }
 
     fn metrics(&self) -> String {
@@ -92,6 +146,7 @@ impl Meter {
             rss_bytes: metric(metrics, "process_resident_memory_bytes").map(|bytes| bytes as u64),
             written_bytes: None,
             fsyncs: metric(metrics, "etcd_disk_wal_fsync_duration_seconds_count"),
+            log_bytes: metric(metrics, "etcd_disk_wal_write_bytes_total").map(|bytes| bytes as u64),
         };
         if let Some(pid) = self.pid {
             usage.cpu_s = cpu_s(&format!("/proc/{pid}/stat")).or(usage.cpu_s);
@@ -239,6 +294,30 @@ mod tests {
         thread.join().unwrap();
         assert!(usage.rss_bytes.unwrap() > 100_000, "{usage:?}");
         assert!(usage.cpu_s.is_some());
+    }
+
+    #[test]
+    fn each_thread_of_a_process_is_measured_by_its_name() {
+        let meter = Meter { pid: Some(std::process::id()), task: None, endpoint: None };
+        let (stop, stopped) = std::sync::mpsc::channel::<()>();
+        let (ran, has_run) = std::sync::mpsc::channel();
+        let before = meter.threads();
+        let work = move || {
+            let began = std::time::Instant::now();
+            while began.elapsed() < Duration::from_millis(30) {
+                std::hint::black_box(began);
+            }
+            ran.send(()).unwrap();
+            let _ = stopped.recv();
+        };
+        let thread = std::thread::Builder::new().name("busy-one".to_owned()).spawn(work).unwrap();
+        has_run.recv().unwrap();
+        let since = threads_since(&meter.threads(), &before);
+        drop(stop);
+        thread.join().unwrap();
+        let one = since.iter().find(|thread| thread.name == "busy-one").unwrap();
+        assert!(one.cpu_s > 0.003, "{one:?}");
+        assert!(since.windows(2).all(|two| two[0].cpu_s >= two[1].cpu_s), "most first");
     }
 
     #[test]

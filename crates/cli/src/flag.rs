@@ -4,6 +4,8 @@
 use std::marker::PhantomData;
 use std::time::Duration;
 
+use crate::value::Nanoseconds;
+
 /// The type of a flag's value.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
@@ -192,6 +194,17 @@ impl Flag<f64> {
     /// Returns a flag whose value is a floating-point number.
     pub const fn float(name: &'static str, default: &'static str, help: &'static str) -> Flag<f64> {
         Flag::of(name, Kind::Float, default, help)
+    }
+}
+
+impl Flag<Nanoseconds> {
+    /// Returns a flag like [`Flag::duration`], for a command that refuses negative values itself.
+    pub const fn signed_duration(
+        name: &'static str,
+        default: &'static str,
+        help: &'static str,
+    ) -> Flag<Nanoseconds> {
+        Flag::of(name, Kind::Duration, default, help)
     }
 }
 

@@ -8,6 +8,7 @@ use super::discovery::Discovery;
 use super::feature_gate::{self, FeatureGates};
 use super::tls_options::TlsOptions;
 use api::url::Url;
+use stdx::zones::{ZoneMemberList, ZoneNetworks};
 use telemetry::logging::LogSettings;
 use telemetry::metrics::MetricsDetail;
 
@@ -18,6 +19,8 @@ pub struct Config {
     pub name: String,
     /// Zone that this member reports as its location; empty for none.
     pub zone: String,
+    /// Networks of clients by zone, and what their clients get from MemberList.
+    pub zone_networks: (ZoneNetworks, ZoneMemberList),
     /// Settings of an observer; `None` for a member.
     pub observer: Option<ObserverOptions>,
     /// Release of etcd that this member reports, such as `3.7.1`.

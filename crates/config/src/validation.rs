@@ -19,6 +19,7 @@ use api::limits::QUOTA_BYTES_DEFAULT;
 use api::url::Url;
 use cli::Nanoseconds;
 use cli::go::{ValueError, nanoseconds, parse_duration, quote};
+use stdx::zones::{self, ZoneMemberList, ZoneNetworks};
 use telemetry::logging::{Entry, Level, LogRotation, LogSettings};
 use telemetry::metrics::MetricsDetail;
 
@@ -138,7 +139,8 @@ pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Res
     };
     Ok(Config {
         name,
-        zone: settings.get(table::ZONE).to_owned(),
+        zone: zone(settings)?,
+        zone_networks: zone_networks(settings)?,
         observer,
         api_version: release(settings.get(table::API_VERSION)),
         feature_gates,
@@ -283,6 +285,27 @@ fn compact_hash_check_time(settings: &Settings) -> Result<Duration, Refusal> {
         return Err(Refusal::invalid("--compact-hash-check-time must be >0 (set to 0s)"));
     }
     Ok(time)
+}
+
+fn zone(settings: &Settings) -> Result<String, Refusal> {
+    let zone = settings.get(table::ZONE);
+    zones::check_name(zone).map_err(|error| Refusal::invalid(format!("--zone: {error}")))?;
+    Ok(zone.to_owned())
+}
+
+/// Returns the networks of clients by zone, and what their clients get from MemberList.
+fn zone_networks(settings: &Settings) -> Result<(ZoneNetworks, ZoneMemberList), Refusal> {
+    let networks = ZoneNetworks::parse(settings.get(table::ZONE_NETWORKS))
+        .map_err(|error| Refusal::invalid(format!("--zone-networks: {error}")))?;
+    let list = match settings.get(table::ZONE_MEMBER_LIST) {
+        "first" => ZoneMemberList::First,
+        "only" => ZoneMemberList::Only,
+        _ => ZoneMemberList::Off,
+    };
+    if (list == ZoneMemberList::Off) != networks.is_empty() {
+        return Err(Refusal::invalid("--zone-networks and --zone-member-list need each other"));
+    }
+    Ok((networks, list))
 }
 
 /// Returns the settings of an observer; `None` if none of its flags is set.

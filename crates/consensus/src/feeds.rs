@@ -56,6 +56,10 @@ pub(crate) struct Feed {
     window: usize,
     /// Tick in which the observer last acknowledged something new, or was sent its first append in flight.
     advanced_at: u64,
+    /// Tick in which an append without entries last asked whether what is in flight has arrived.
+    checked_at: u64,
+    /// True if such an append should be sent.
+    wants_check: bool,
     /// Tick in which the last message of the observer arrived; the tick of its registration at first.
     heard_at: u64,
     /// The fetch of old entries that is not answered yet.
@@ -76,6 +80,8 @@ impl Feed {
             bytes_in_flight: 0,
             window: BYTES_AFTER_LOSS,
             advanced_at: tick,
+            checked_at: tick,
+            wants_check: false,
             heard_at: tick,
             fetching: None,
             fetch_failed: false,
@@ -103,6 +109,12 @@ impl Feed {
     /// Records that a probe after the entry `before` was sent.
     pub fn probed(&mut self, before: u64) {
         self.mode = Mode::Probe { asked: Some(before) };
+    }
+
+    /// Returns true, once, if an append without entries should be sent after all that is in flight: the observer may
+    /// have dropped it without a word, because it was busy.
+    pub fn take_check(&mut self) -> bool {
+        std::mem::take(&mut self.wants_check) && self.mode == Mode::Replicate
     }
 
     /// Records that these entries were sent.
@@ -216,6 +228,13 @@ impl Feed {
             {
                 self.lose_flight();
                 self.mode = Mode::Probe { asked: None };
+            }
+            Mode::Replicate
+                if !self.in_flight.is_empty()
+                    && tick - self.advanced_at.max(self.checked_at) >= timeout_ticks =>
+            {
+                self.checked_at = tick;
+                self.wants_check = true;
             }
             _ => {}
         }
@@ -371,6 +390,8 @@ mod tests {
         feed.acknowledged(50, 3);
         assert!(feed.takes_entries(1000));
         feed.sent(&entries(51..=52), 4);
+        feed.answered_heartbeat(14, 10);
+        assert!(feed.take_check() && !feed.take_check(), "it is asked whether they have arrived");
         feed.answered_heartbeat(103, 10);
         assert_eq!(feed.next(), 53, "the acknowledgement may still come");
         feed.answered_heartbeat(104, 10);

@@ -192,8 +192,8 @@ impl Divergence {
     }
 }
 
-/// Compares the state of an observer with that of its feeder. If they differ, the observer goes out of service:
-/// it is not known which of the two is wrong, and an observer decides nothing for the cluster.
+/// Compares the state of an observer with that of its feeder. If they differ, the observer leaves that feeder; if it
+/// has no other, or differs from a second one, it goes out of service. It decides nothing for the cluster.
 pub struct FeederComparison {
     shared: Arc<Shared>,
     /// Feeder of the last comparison, and the log index up to which the states were equal.
@@ -208,7 +208,10 @@ impl FeederComparison {
 
     /// Makes one comparison, if this observer has a feeder. May take 1 s.
     pub async fn compare(&mut self) {
-        let Some(feeder) = self.shared.cluster.feeder() else { return };
+        // One that sends nothing that this observer takes has no say in it.
+        let Some(feeder) = self.shared.cluster.feeder().filter(|_| self.shared.cluster.is_fed()) else {
+            return;
+        };
         let from = if self.through.0 == feeder { self.through.1 } else { Index(0) };
         // The feeder is asked first: by the time of the reply, this observer may have reached its entries.
         let Some(theirs) = trail_of(&self.shared, feeder, TIMEOUT, from).await else { return };

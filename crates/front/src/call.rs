@@ -165,21 +165,21 @@ impl Call {
         }
     }
 
-    /// Ends the call because its deadline passed.
-    pub(crate) fn expire(self, around: &ConnectionContext) {
+    /// Ends the call with a status, because its deadline passed or its connection is drained.
+    pub(crate) fn end(self, around: &ConnectionContext, status: &Status) {
         let counters = &around.shard.counters;
         let begun = self.begun_method();
-        begun.into_iter().for_each(|method| counters.handled(method, DEADLINE.code));
+        begun.into_iter().for_each(|method| counters.handled(method, status.code));
         match self {
             // Nothing to do, because these have no deadline: a waiting call gets one only when it begins, and
             // a page never has one.
             Call::Waiting(_) | Call::Page(_) => {}
-            Call::Gathering(gathering) => gathering.responder.refuse(StatusCode::OK, &DEADLINE),
-            Call::Pending(pending) => pending.responder.refuse(StatusCode::OK, &DEADLINE),
-            Call::Finished(finished) => finished.responder.refuse(StatusCode::OK, &DEADLINE),
+            Call::Gathering(gathering) => gathering.responder.refuse(StatusCode::OK, status),
+            Call::Pending(pending) => pending.responder.refuse(StatusCode::OK, status),
+            Call::Finished(finished) => finished.responder.refuse(StatusCode::OK, status),
             // The stream is reset, because a status cannot be sent inside a message, which may have begun.
             Call::Pieces(pieces) => pieces.responder.reset(Reason::CANCEL),
-            Call::Streaming(streaming) => streaming.sending.finish(&Err(DEADLINE)),
+            Call::Streaming(streaming) => streaming.sending.finish(&Err(status.clone())),
         }
     }
 

@@ -23,6 +23,7 @@ use crate::admission::HeadCache;
 use crate::call::{Call, Step, UnaryRequest};
 use crate::calls::Calls;
 use crate::context::ConnectionContext;
+use crate::drains::DRAINED;
 use crate::keepalive::{Heartbeat, PingPolicy};
 use crate::long_turns::{LONG_BYTES, Ticket};
 use crate::new_connection::SecureState;
@@ -198,6 +199,7 @@ impl Connection {
         }
         let alarm = now + shard.options.keepalive_interval;
         let index = shard.connections.borrow_mut().insert(transport_waker.clone()) as u32;
+        accounting::add(&shard.counters.http2_connections, 1);
         shard.clock.set(index, None, alarm);
         Connection {
             around,
@@ -252,10 +254,14 @@ impl Connection {
         if self.secured.as_ref().is_some_and(|secured| secured.validity().is_over()) {
             return self.send_off(Reason::NO_ERROR, b"certificate");
         }
+        if self.departs_at().is_some_and(|deadline| deadline <= now) && !self.has_left() {
+            return self.send_off(Reason::NO_ERROR, b"drained");
+        }
+        let is_ending_calls = self.end_endless_calls();
         let was_blocked = around.http2.borrow().is_blocked();
         let flushed = !self.holds_pongs_back(now) && self.flush(socket)?;
         let mut goes_on = flushed || was_cut || around.has_room() && self.has_waiting();
-        goes_on |= was_blocked && !around.http2.borrow().is_blocked();
+        goes_on |= is_ending_calls || was_blocked && !around.http2.borrow().is_blocked();
         let written = around.http2.borrow_mut().output().written() - written;
         if was_cut || written >= LONG_BYTES as u64 / 2 {
             self.was_long = true;
@@ -326,7 +332,7 @@ impl Connection {
         let around = self.around.clone();
         // The shutdown is checked before the loop and not after it: most turns return from inside the loop,
         // so that a check after the loop might never run on a busy connection.
-        if around.shard.closing.get() && !self.is_closing {
+        if !self.is_closing && (around.shard.closing.get() || self.departs_at().is_some()) {
             self.is_closing = true;
             around.http2.borrow_mut().shut_down();
         }
@@ -500,6 +506,33 @@ impl Connection {
         Ok(self.wake_writable() || is_enough)
     }
 
+    /// Returns the time at which the connection is cut off because it is drained; `None` if it is not.
+    fn departs_at(&self) -> Option<Instant> {
+        self.around.shard.departures.deadline(self.index)
+    }
+
+    /// If the connection is drained and its last stream was announced, ends some of the calls that would
+    /// never end by themselves. Returns true if there may be more of them.
+    fn end_endless_calls(&mut self) -> bool {
+        if !self.is_closing
+            || self.departs_at().is_none()
+            || !self.around.http2.borrow().has_said_last_stream()
+        {
+            return false;
+        }
+        let is_endless =
+            |call: &Call| call.begun_method().is_some_and(|method| self.service.is_endless(method));
+        let calls = self.calls.iter_mut().filter(|(_, call)| is_endless(call));
+        let endless: Vec<Key> = calls.map(|(key, _)| key).take(FORGOTTEN_AT_ONCE).collect();
+        for key in &endless {
+            if let Some(call) = self.calls.take(*key) {
+                call.end(&self.around, &DRAINED);
+                self.note_use();
+            }
+        }
+        endless.len() == FORGOTTEN_AT_ONCE
+    }
+
     /// Returns true if a shutdown was announced and the client has no open streams any more.
     fn has_left(&self) -> bool {
         let mut http2 = self.around.http2.borrow_mut();
@@ -574,5 +607,8 @@ impl Drop for Connection {
         let shard = &self.around.shard;
         shard.clock.clear(self.index, self.alarm);
         shard.connections.borrow_mut().remove(self.index as usize);
+        shard.departures.forget(self.index);
+        // Adds -1: the counter wraps.
+        accounting::add(&shard.counters.http2_connections, u64::MAX);
     }
 }

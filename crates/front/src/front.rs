@@ -9,6 +9,7 @@ use tokio::sync::{mpsc, watch};
 
 use crate::acceptor::{Acceptor, HandshakeThreads};
 use crate::closing::{Closing, Shutdown};
+use crate::drains::Drains;
 use crate::handshakes::{HandshakeContext, Quota};
 use crate::rejections::Rejections;
 use crate::shard::{Certificates, MakeService, Shard, ShardId};
@@ -30,6 +31,7 @@ pub struct Front {
     reloads: watch::Sender<u64>,
     counters: Vec<Arc<ShardCounters>>,
     refused: Arc<AtomicU64>,
+    drains: Drains,
     threads: Vec<JoinHandle<()>>,
     ended: mpsc::UnboundedReceiver<()>,
 }
@@ -47,17 +49,19 @@ pub fn start(options: Options, listeners: Vec<Listener>, make_service: MakeServi
     let (shutdown, closing) = watch::channel(Shutdown::NotBegun);
     let closing = Closing(closing);
     let (ended_tx, ended) = mpsc::unbounded_channel::<()>();
+    let counters: Vec<_> = (0..shards).map(|_| Arc::new(ShardCounters::new(options.methods))).collect();
+    let drains = Drains::new(&counters);
     let mut front = Front {
         shutdown,
         reloads: watch::Sender::new(0),
-        counters: Vec::with_capacity(shards),
+        counters,
         refused: Arc::new(AtomicU64::new(0)),
+        drains: drains.clone(),
         threads: Vec::with_capacity(shards + 1),
         ended,
     };
     let mut channels = Vec::with_capacity(shards);
     let rejections = Arc::new(Rejections::new(options.rejected.clone()));
-    front.counters.extend((0..shards).map(|_| Arc::new(ShardCounters::new(options.methods))));
     for shard in 0..shards {
         // The channel needs no limit: a connection counts as open before it is sent here, so
         // `Options::connections_max` bounds the number of queued ones.
@@ -80,8 +84,12 @@ pub fn start(options: Options, listeners: Vec<Listener>, make_service: MakeServi
             })
             .build()?;
         let (options, make_service) = (options.clone(), make_service.clone());
-        let shard =
-            Shard { id: ShardId(shard), closing: closing.clone(), counters: front.counters[shard].clone() };
+        let shard = Shard {
+            id: ShardId(shard),
+            closing: closing.clone(),
+            drains: drains.clone(),
+            counters: front.counters[shard].clone(),
+        };
         let ended = ended_tx.clone();
         let certificates =
             Certificates { reloads: front.reloads.subscribe(), rejections: rejections.clone() };
@@ -105,6 +113,7 @@ pub fn start(options: Options, listeners: Vec<Listener>, make_service: MakeServi
         resolver: options.resolver.clone(),
         look_ups: Arc::new(AtomicUsize::new(0)),
         timeout: options.handshake_timeout,
+        handshaken: options.handshaken.clone(),
     });
     let mut handshakes = HandshakeThreads { threads: Vec::new(), context, next: AtomicUsize::new(0), quota };
     if listeners.iter().any(|listener| listener.tls.is_some()) {
@@ -148,6 +157,11 @@ impl Front {
     /// memory limit for TLS handshakes was reached.
     pub fn connections_refused(&self) -> Arc<AtomicU64> {
         self.refused.clone()
+    }
+
+    /// Returns the end that takes orders to drain connections. The services have it, too ([`Shard::drains`]).
+    pub fn drains(&self) -> &Drains {
+        &self.drains
     }
 
     /// Must be called after TLS files of a listener were reloaded. Closes, soon, the connections that would

@@ -22,6 +22,7 @@ use crate::admissions::{Admission, Admissions};
 use crate::assembler::Assembler;
 use crate::clock::Clock;
 use crate::closing::Closing;
+use crate::drains::Departures;
 use crate::handshakes::{ConnectionEnds, Failure, Quota, begin, poll_done};
 use crate::long_turns::LongTurns;
 use crate::rejections::Rejections;
@@ -74,6 +75,7 @@ fn state(options: Options, long_turns: LongTurns) -> Rc<ShardState> {
         closing: Cell::new(false),
         connections: RefCell::new(Slab::new()),
         clock: Clock::default(),
+        departures: Departures::default(),
         admissions: Rc::new(Admissions::new(Arc::new(Rejections::new(options.rejected.clone())))),
         turnstile: Turnstile::open(),
         long_turns,

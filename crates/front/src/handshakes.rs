@@ -19,7 +19,7 @@ use std::task::{Context, Poll, ready};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use rustls::{Connection, ServerConnection};
+use rustls::{Connection, HandshakeKind, ServerConnection};
 use tokio::io::{AsyncRead as _, AsyncWrite as _, ReadBuf};
 use transport::{
     BUFFER_BYTES, Detached, Handshake, HandshakeError, HandshakeThread, Stream, before_deadline,
@@ -187,6 +187,8 @@ pub(crate) struct HandshakeContext {
     pub(crate) resolver: Arc<dyn tls::Resolver + Send + Sync>,
     pub(crate) look_ups: Arc<AtomicUsize>,
     pub(crate) timeout: Duration,
+    /// [`crate::Options::handshaken`].
+    pub(crate) handshaken: Arc<dyn Fn(bool) + Send + Sync>,
 }
 
 /// Starts a handshake thread. When the front begins to close, the thread drops its handshakes and ends.
@@ -367,6 +369,7 @@ impl HandshakeContext {
         let Handshake { stream, tls, records, .. } = handshake;
         // Detaching fails only for a broken socket, which is dropped.
         let Ok(stream) = stream.detach() else { return };
+        (self.handshaken)(tls.handshake_kind() == Some(HandshakeKind::Resumed));
         let is_user = listener.tls.settings().client_cert_auth;
         // As in etcd, a certificate without a common name stands for the user with the empty name, who may do
         // what every user may, but has no permission on keys.

@@ -40,6 +40,7 @@ mod clock;
 mod closing;
 mod connection;
 mod context;
+mod drains;
 mod exchange;
 mod front;
 #[doc(hidden)]
@@ -76,6 +77,7 @@ mod turn;
 mod turnstile;
 
 pub use closing::{Close, Closing};
+pub use drains::{Drain, Draining, Drains};
 pub use exchange::{ChunkSource, Exchange, LocalStream, RequestBody, ResponseBody};
 pub use front::{Front, start};
 pub use head::Head;

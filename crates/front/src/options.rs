@@ -76,6 +76,9 @@ pub struct Options {
     /// Interval at which each TLS connection is checked again. It is closed if its client would not be
     /// admitted now, for example because its certificate has expired.
     pub certificates_checked_every: Duration,
+    /// Callback for completed TLS handshakes whose client was admitted; the argument is true if the client has
+    /// resumed a session. Called on any thread; must not block.
+    pub handshaken: Arc<dyn Fn(bool) + Send + Sync>,
     /// Callback for connections that TLS rejects. Calls are rate limited; [`Rejection::not_reported`] counts
     /// the rejections that were left out. Called on any thread; must not block.
     pub rejected: Arc<dyn Fn(&Rejection) + Send + Sync>,
@@ -129,6 +132,7 @@ impl Default for Options {
             handshake_timeout: tls::HANDSHAKE_TIMEOUT,
             resolver: Arc::new(tls::SystemResolver),
             certificates_checked_every: Duration::from_secs(60),
+            handshaken: Arc::new(|_| {}),
             rejected: Arc::new(|_| {}),
         }
     }

@@ -99,6 +99,13 @@ pub trait Service: 'static {
         false
     }
 
+    /// Returns true if streaming calls of a method do not end by themselves, and clients begin them again
+    /// when they end with UNAVAILABLE. They end as soon as their connection is drained
+    /// ([`crate::Drains::begin`]).
+    fn is_endless(&self, _method: u16) -> bool {
+        false
+    }
+
     /// Notifies the service that an HTTP/2 connection begins. The returned value is dropped when the
     /// connection ends, which notifies the service of the end.
     fn connected(&self, _from: &Origin) -> Option<Box<dyn Any>> {

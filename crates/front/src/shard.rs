@@ -15,6 +15,7 @@ use transport::{BufferPool, Ending, TlsStream};
 use crate::admissions::{Admission, Admissions};
 use crate::clock::Clock;
 use crate::closing::Closing;
+use crate::drains::{self, Departures, Drains};
 use crate::long_turns::LongTurns;
 use crate::new_connection::begin;
 use crate::rejections::Rejections;
@@ -38,6 +39,8 @@ pub struct Shard {
     pub id: ShardId,
     /// Signal of the front's shutdown.
     pub closing: Closing,
+    /// Takes orders to drain connections of the front, of all shards.
+    pub drains: Drains,
     /// Counters of the shard's connections, calls and messages.
     pub counters: Arc<ShardCounters>,
 }
@@ -73,6 +76,7 @@ pub(crate) async fn run(
         closing: Cell::new(false),
         connections: RefCell::new(Slab::new()),
         clock: Clock::default(),
+        departures: Departures::default(),
         admissions: Rc::new(Admissions::new(certificates.rejections)),
         turnstile: Turnstile::new(may_wait, counters),
         long_turns: LongTurns::default(),
@@ -86,6 +90,7 @@ pub(crate) async fn run(
     drop(tokio::task::spawn_local(async move { keeper.long_turns.keep().await }));
     let keeper = state.clone();
     drop(tokio::task::spawn_local(async move { keeper.clock.keep(&keeper.connections).await }));
+    drop(tokio::task::spawn_local(drains::keep(state.clone(), shard.id.0, shard.drains.orders())));
     // Each connection holds a sender, so the channel closes with the last connection.
     let (open, mut all_closed) = mpsc::channel::<()>(1);
     let serving = async {

@@ -12,6 +12,7 @@ use transport::BufferPool;
 use crate::Options;
 use crate::admissions::Admissions;
 use crate::clock::Clock;
+use crate::drains::Departures;
 use crate::long_turns::LongTurns;
 use crate::turnstile::Turnstile;
 
@@ -28,6 +29,8 @@ pub(crate) struct ShardState {
     pub(crate) connections: RefCell<Slab<Waker>>,
     /// Alarms of the connections.
     pub(crate) clock: Clock,
+    /// Connections that were told to end, by an order to drain.
+    pub(crate) departures: Departures,
     /// Connections that TLS has admitted.
     pub(crate) admissions: Rc<Admissions>,
     /// Throttle for work that may wait: connections that begin, end or only log in.

@@ -212,6 +212,7 @@ pub fn run_requests(data: &[u8]) {
         listeners: Vec::new(),
         tls: None,
         local_address: None,
+        zone: String::new(),
     };
     let pieces = pieces(&bytes, cut).map(Bytes::copy_from_slice).collect();
     let ended = RUNTIME

@@ -74,6 +74,8 @@ mod tests {
         let without: Vec<Rpc> = Rpc::ALL
             .into_iter()
             .filter(|rpc| api::descriptor::of(*rpc).is_some())
+            // Calls that etcd does not have are gRPC only.
+            .filter(|rpc| !rpc.path().starts_with("/mainstaypb."))
             .filter(|rpc| !PATHS.iter().any(|(_, routed)| routed == rpc))
             .collect();
         assert_eq!(without, [Rpc::KvRangeStream]);

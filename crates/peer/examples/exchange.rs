@@ -100,6 +100,7 @@ fn start(id: u64, member: &Arc<Member>, tls: Option<&tls::Tls>) -> (Arc<Peers>, 
         listeners: vec![Listener { socket: socket.into(), tls: tls.and_then(tls::Tls::server) }],
         tls: tls.map(tls::Tls::client),
         local_address: None,
+        zone: String::new(),
     };
     let log: Log = Arc::new(|_, _, _| {});
     (Arc::new(Peers::start(options, Arc::clone(member) as Arc<dyn Handler>, log).unwrap()), url)

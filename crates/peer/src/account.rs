@@ -3,7 +3,7 @@
 //! queues.
 
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
-use std::sync::{Mutex, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
 
 use api::raftpb::{Message, MessageType};
@@ -66,6 +66,8 @@ pub(crate) struct Account {
     /// Version that the peer announced last: the major number in the upper 32 bits, the minor number in the
     /// lower; 0 if it has announced none.
     release: AtomicU64,
+    /// Zone that the peer announced last; empty if it has announced none.
+    zone: Mutex<Arc<str>>,
     apps: Allowance,
     others: Allowance,
 }
@@ -79,6 +81,7 @@ impl Account {
             is_member: AtomicBool::new(false),
             active_since: Mutex::new(None),
             release: AtomicU64::new(0),
+            zone: Mutex::new("".into()),
             apps: Allowance::new(QUEUED_APP_BYTES_MAX),
             others: Allowance::new(QUEUED_OTHER_BYTES_MAX),
         }
@@ -91,8 +94,20 @@ impl Account {
         (release != 0).then_some(((release >> 32) as u32, release as u32))
     }
 
-    /// Records the version in the headers of a request or an answer of the peer, if they contain one.
-    pub(crate) fn note_release(&self, headers: &http::HeaderMap) {
+    /// Returns the zone that the peer announced last; empty if it has announced none.
+    pub(crate) fn zone(&self) -> Arc<str> {
+        Arc::clone(&self.zone.lock().unwrap_or_else(PoisonError::into_inner))
+    }
+
+    /// Records the version and the zone in the headers of a request or an answer of the peer, if they contain
+    /// them.
+    pub(crate) fn note_sender(&self, headers: &http::HeaderMap) {
+        let zone = identity::zone(headers);
+        let mut known = self.zone.lock().unwrap_or_else(PoisonError::into_inner);
+        if **known != *zone {
+            *known = zone.into();
+        }
+        drop(known);
         if let Some((major, minor)) = identity::release(headers) {
             self.release.store(u64::from(major) << 32 | u64::from(minor), Ordering::Relaxed);
         }
@@ -144,6 +159,7 @@ impl Account {
             active: self.active_since().is_some(),
             queued_messages: waiting(|allowance| &allowance.messages),
             queued_bytes: waiting(|allowance| &allowance.bytes),
+            zone: self.zone(),
             ..self.counters.figures()
         }
     }

@@ -5,13 +5,16 @@ use http::header::{ALLOW, CONTENT_TYPE, HeaderName, HeaderValue};
 use http::{Response, StatusCode};
 
 use crate::answer_body::AnswerBody;
-use crate::identity::CLUSTER_ID;
+use crate::identity::{CLUSTER_ID, ZONE};
 use crate::local_member::LocalMember;
 use crate::pipeline;
 
-/// Adds the header with this member's cluster id to an answer.
+/// Adds the headers with this member's cluster id and zone to an answer.
 pub(crate) fn stamp(local: &LocalMember, mut response: Response<AnswerBody>) -> Response<AnswerBody> {
     response.headers_mut().insert(CLUSTER_ID, local.identity.cluster_hex.clone());
+    if !local.identity.zone.is_empty() {
+        response.headers_mut().insert(ZONE, local.identity.zone.clone());
+    }
     response
 }
 

@@ -3,6 +3,7 @@
 //! one time. The names of the metrics are in `telemetry`.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Duration;
 
@@ -26,6 +27,8 @@ pub struct Figures {
 /// Counters of one peer.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct PeerFigures {
+    /// Zone that the peer announces; empty if it announces none.
+    pub zone: Arc<str>,
     /// True if the peer is a member now (`etcd_network_known_peers`).
     pub known: bool,
     /// True if a connection to the peer works now (`etcd_network_active_peers`).

@@ -7,6 +7,11 @@ use bytes::Bytes;
 
 use crate::error::BoxError;
 
+/// Marks a request ([`Handler::http`]) on a connection over which the client has presented a certificate that
+/// was verified. It is one of the extensions of the request.
+#[derive(Clone, Copy, Debug)]
+pub struct VerifiedPeer;
+
 /// Receives messages and events; implemented by the caller of [`crate::Peers::start`]. The methods are called
 /// on the peer thread and must not block it, unless stated otherwise.
 pub trait Handler: Send + Sync + 'static {
@@ -34,8 +39,8 @@ pub trait Handler: Send + Sync + 'static {
     /// Called when sending a snapshot has ended, on the snapshot's own thread or on the peer thread.
     fn snapshot_sent(&self, to: u64, outcome: SnapshotOutcome);
 
-    /// Called when the peer `by` first reports that this member was removed from the cluster. The caller decides
-    /// whether it believes that peer, which may be an observer.
+    /// Called when the peer `by` reports that this member was removed from the cluster, which it may do again and
+    /// again. The caller decides whether it believes that peer, which may be an observer.
     fn removed(&self, by: u64);
 
     /// Receives a snapshot: the MsgSnap, and in `body` the bytes of the snapshot, whose format is `form`.

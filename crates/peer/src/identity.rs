@@ -14,6 +14,8 @@ pub(crate) const MIN_CLUSTER_VERSION: HeaderName = HeaderName::from_static("x-mi
 pub(crate) const CLUSTER_ID: HeaderName = HeaderName::from_static("x-etcd-cluster-id");
 pub(crate) const RAFT_TO: HeaderName = HeaderName::from_static("x-raft-to");
 pub(crate) const PEER_URLS: HeaderName = HeaderName::from_static("x-peerurls");
+/// Mainstay's own header with the zone of the sender.
+pub(crate) const ZONE: HeaderName = HeaderName::from_static("x-mainstay-zone");
 /// Mainstay's own header of a request with a snapshot. It says that the snapshot is in Mainstay's format and
 /// not an etcd database file.
 pub(crate) const MAINSTAY_SNAPSHOT: HeaderName = HeaderName::from_static("x-mainstay-snapshot");
@@ -22,6 +24,9 @@ pub(crate) const MAINSTAY_SNAPSHOT: HeaderName = HeaderName::from_static("x-main
 /// recognizes it.
 pub(crate) const INCOMPATIBLE_VERSION: &str = "incompatible version";
 pub(crate) const CLUSTER_ID_MISMATCH: &str = "cluster ID mismatch";
+
+/// Maximum length of the name of a zone in bytes.
+pub(crate) const ZONE_BYTES_MAX: usize = 64;
 
 /// Version that is assumed for a peer that announces none, as in etcd.
 const VERSION_UNSAID: Version = Version { major: 2, minor: 0 };
@@ -57,6 +62,8 @@ pub(crate) struct Identity {
     peer_urls: HeaderValue,
     server: Version,
     min_cluster: Version,
+    /// Zone of this member; empty if it has none.
+    pub(crate) zone: HeaderValue,
 }
 
 impl Identity {
@@ -73,6 +80,7 @@ impl Identity {
             server_version: HeaderValue::from_static(options.server_version),
             min_cluster_version: HeaderValue::from_static(options.min_cluster_version),
             peer_urls: HeaderValue::from_str(&peer_urls).map_err(|_| invalid("peer URLs", &peer_urls))?,
+            zone: HeaderValue::from_str(&options.zone).map_err(|_| invalid("zone", &options.zone))?,
             server: version(options.server_version)?,
             min_cluster: version(options.min_cluster_version)?,
         })
@@ -86,6 +94,9 @@ impl Identity {
         headers.insert(CLUSTER_ID, self.cluster_hex.clone());
         if !self.peer_urls.is_empty() {
             headers.insert(PEER_URLS, self.peer_urls.clone());
+        }
+        if !self.zone.is_empty() {
+            headers.insert(ZONE, self.zone.clone());
         }
     }
 
@@ -115,6 +126,12 @@ impl Identity {
 pub(crate) fn release(headers: &HeaderMap) -> Option<(u32, u32)> {
     let Version { major, minor } = Version::parse(headers.get(SERVER_VERSION)?.to_str().ok()?)?;
     Some((u32::try_from(major).ok()?, u32::try_from(minor).ok()?))
+}
+
+/// Returns the zone of the sender of these headers; empty if they contain none that is valid.
+pub(crate) fn zone(headers: &HeaderMap) -> &str {
+    let zone = headers.get(ZONE).and_then(|zone| zone.to_str().ok()).unwrap_or_default();
+    if zone.len() <= ZONE_BYTES_MAX { zone } else { "" }
 }
 
 /// Formats an id for headers and paths: lowercase hex without leading zeros.
@@ -158,6 +175,7 @@ mod tests {
             listeners: Vec::new(),
             tls: None,
             local_address: None,
+            zone: "north".to_owned(),
         })
         .unwrap()
     }
@@ -172,6 +190,7 @@ mod tests {
             seen,
             [
                 "x-etcd-cluster-id: f",
+                "x-mainstay-zone: north",
                 "x-min-cluster-version: 3.0.0",
                 "x-peerurls: http://a:1,http://b:2",
                 "x-server-from: abc",

@@ -84,7 +84,9 @@ pub use endpoint::check_url;
 pub use error::{BoxError, ExchangeError, RequestError, UrlError, UrlFault};
 pub use fetch::fetch;
 pub use figures::{Figures, Histogram, PeerFigures, SnapshotFigures};
-pub use handler::{Handler, OpenedSnapshot, Pieces, SnapshotForm, SnapshotOutcome, SnapshotSource};
+pub use handler::{
+    Handler, OpenedSnapshot, Pieces, SnapshotForm, SnapshotOutcome, SnapshotSource, VerifiedPeer,
+};
 pub use options::{Field, Level, Listener, Log, Options};
 pub use peers::Peers;
 pub use target::Target;

@@ -73,20 +73,21 @@ impl LocalMember {
         }
     }
 
-    /// Reports that this member was removed from the cluster, according to the peer `by`. Only the first report
-    /// of each peer has an effect.
+    /// Reports that this member was removed from the cluster, according to the peer `by`. The first report of each
+    /// peer is logged.
     pub(crate) fn report_removal(&self, by: u64) {
         let mut reported_by = self.removal_reported_by.borrow_mut();
-        if reported_by.len() < REPORTERS_MAX && reported_by.insert(by) {
-            drop(reported_by);
+        let is_new = reported_by.len() < REPORTERS_MAX && reported_by.insert(by);
+        drop(reported_by);
+        if is_new {
             self.log_peer(
                 Level::Error,
                 "a peer reports that this member was removed from the cluster",
                 by,
                 "",
             );
-            self.handler.removed(by);
         }
+        self.handler.removed(by);
     }
 
     /// Records that the peer thread ends. From now on, dropped messages are not reported as lost.

@@ -27,6 +27,8 @@ pub struct Options {
     pub listeners: Vec<Listener>,
     /// TLS settings for connections to `https` URLs of other members; `None` if such URLs cannot be dialed.
     pub tls: Option<tls::ClientTls>,
+    /// Zone of this member, of at most 64 visible ASCII characters; empty if it has none.
+    pub zone: String,
     /// Local address for connections to other members; `None` if the operating system chooses it.
     pub local_address: Option<IpAddr>,
 }

@@ -457,6 +457,7 @@ mod tests {
             listeners: Vec::new(),
             tls: None,
             local_address: None,
+            zone: String::new(),
         };
         let identity = Identity::new(&options).expect("the versions are header values");
         let (log, times): (Log, _) = (Arc::new(|_, _, _| {}), (options.read_timeout, options.write_timeout));

@@ -92,6 +92,12 @@ impl Peers {
         self.inbox.account(id)?.release()
     }
 
+    /// Returns the zone that a peer last announced in the headers of its requests and answers; empty if it has
+    /// announced none.
+    pub fn zone(&self, id: u64) -> Arc<str> {
+        self.inbox.account(id).map_or_else(|| "".into(), |account| account.zone())
+    }
+
     /// Sends an HTTP request to a member or to a URL, for purposes other than raft messages. The URI of
     /// `request` is a path and query. Returns the answer, with any HTTP status. The future works on any
     /// executor.

@@ -14,6 +14,7 @@ use prost::Message as _;
 use crate::account::weight;
 use crate::answer_body::AnswerBody;
 use crate::answers::{check_sender, plain, refuse, stamp, wrong_method};
+use crate::handler::VerifiedPeer;
 use crate::hub::Hub;
 use crate::identity::{self, RAFT_TO, SERVER_VERSION};
 use crate::options::{
@@ -45,13 +46,16 @@ pub(crate) async fn answer(
         paths::MESSAGES => take_message(&hub, request).await,
         paths::SNAPSHOTS => snapshot_receiver::receive(&hub, slot, request).await,
         paths::PROBES => plain(StatusCode::OK, prober::answer()),
-        _ => delegate(&hub, request).await,
+        _ => delegate(&hub, slot, request).await,
     }
 }
 
 /// Lets the handler answer a request to a path that does not belong to the protocol between members.
-async fn delegate(hub: &Hub, request: Request<Incoming>) -> Response<AnswerBody> {
-    let (head, body) = request.into_parts();
+async fn delegate(hub: &Hub, slot: &ConnectionSlot, request: Request<Incoming>) -> Response<AnswerBody> {
+    let (mut head, body) = request.into_parts();
+    if slot.is_verified.get() {
+        head.extensions.insert(VerifiedPeer);
+    }
     let bytes_max = hub.local.handler.body_bytes_max(&head).min(REQUEST_BYTES_MAX);
     if bytes_max == 0 {
         return hub.local.handler.http(Request::from_parts(head, Bytes::new())).await.map(AnswerBody::from);
@@ -106,7 +110,7 @@ fn accept_stream(
     if headers.get(RAFT_TO) != Some(&hub.local.identity.local_hex) {
         return Err(refuse(StatusCode::PRECONDITION_FAILED, "to field mismatch"));
     }
-    peer.account.note_release(headers);
+    peer.account.note_sender(headers);
     Ok(StreamWriter::attach(Rc::clone(&hub.local), peer, kind))
 }
 
@@ -143,7 +147,7 @@ async fn accept_message(
         0 => (&hub.strangers_bodies, STRANGERS_BODIES_BYTES_MAX),
         from => {
             if let Some(peer) = hub.member(from) {
-                peer.account.note_release(headers);
+                peer.account.note_sender(headers);
             }
             (&hub.members_bodies, MEMBERS_BODIES_BYTES_MAX)
         }

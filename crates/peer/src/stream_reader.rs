@@ -203,7 +203,7 @@ async fn attempt(
     };
     let status = answer.status();
     if status == StatusCode::OK {
-        peer.account.note_release(answer.headers());
+        peer.account.note_sender(answer.headers());
         peer.set_reached_at(kind, address);
         let connection = (!ended).then_some(connection);
         return Ok(Stream { connection, body: answer.into_body() });

@@ -253,7 +253,7 @@ bugs! {
     ObserverProposalUnbound = "observer-proposal-unbound";
     /// core: an observer that feeds another one names itself as a learner in the snapshots that it sends.
     ObserverNamedInSnapshot = "observer-named-in-snapshot";
-    /// core: an observer whose disk is full raises the NOSPACE alarm, which stops the writes of the cluster.
+    /// core: an observer that lacks space raises the NOSPACE alarm, which stops the writes of the cluster.
     ObserverRaisesAlarm = "observer-raises-alarm";
     /// core: the staleness of the state is counted from the end of a round, although the round says nothing about
     /// what was committed after it began.

@@ -2,6 +2,7 @@
 //! [`PeerLinks`].
 
 use std::pin::Pin;
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use api::raftpb;
@@ -40,6 +41,11 @@ pub trait PeerLinks: Send + Sync + 'static {
     /// announced none. A member announces its release with or before its first message.
     fn release(&self, id: u64) -> Option<(u32, u32)>;
 
+    /// Returns the zone that the member announced last; empty if it has announced none.
+    fn zone(&self, _id: u64) -> Arc<str> {
+        "".into()
+    }
+
     /// Sends an HTTP request that is not a raft message. A response with any status counts as success. If no
     /// response arrives within `timeout`, returns an error.
     fn request(&self, target: Target, request: http::Request<Bytes>, timeout: Duration) -> ResponseFuture;
@@ -74,6 +80,10 @@ impl PeerLinks for Peers {
 
     fn release(&self, id: u64) -> Option<(u32, u32)> {
         Peers::release(self, id)
+    }
+
+    fn zone(&self, id: u64) -> Arc<str> {
+        Peers::zone(self, id)
     }
 
     fn request(&self, target: Target, request: http::Request<Bytes>, timeout: Duration) -> ResponseFuture {

@@ -268,6 +268,7 @@ fn is_read(rpc: Rpc) -> bool {
             | Rpc::MaintenanceStatus
             | Rpc::MaintenanceHash
             | Rpc::MaintenanceHashKv
+            | Rpc::ConnectionsCount
             | Rpc::AuthStatus
             | Rpc::AuthUserGet
             | Rpc::AuthUserList

@@ -9,6 +9,7 @@ mod auth;
 mod call;
 mod choose;
 mod cluster;
+mod connections;
 mod dispatch;
 mod downgrade;
 mod election;
@@ -74,6 +75,8 @@ pub struct Services {
     counters: FrontCounters,
     logger: Arc<Logger>,
     closing: Closing,
+    /// Takes orders to drain connections.
+    drains: front::Drains,
     /// Notifies all open streams when the server shuts down. Triggered by `closing`.
     ending: Rc<Ending>,
     pending: Rc<Pending>,
@@ -177,6 +180,7 @@ impl Services {
         let services = Rc::new(Services {
             rpcs: Rpc::ALL.into_iter().map(|rpc| (rpc.method().path, rpc)).collect(),
             closing: shard.closing,
+            drains: shard.drains,
             ending: Rc::default(),
             counters,
             logger,

@@ -209,6 +209,7 @@ fn clients(config: &Config, credentials: Credentials) -> Clients {
         },
         gateway: config.clients.enable_grpc_gateway,
         expensive: ExpensiveCalls::new(config.limits.max_expensive_calls),
+        zones: config.zone_networks.clone(),
         memory: OnceLock::new(),
     }
 }
@@ -227,6 +228,7 @@ fn first_state(machine: &mut Machine, node: &Node) -> Published {
         auth: Arc::new(machine.auth.clone()),
         in_use_bytes: machine.in_use_bytes(),
         removed_through: machine.store.compact_revision(),
+        is_wrong: false,
     }
 }
 

@@ -27,6 +27,7 @@ use crate::observing::{self, Registrar};
 use crate::options::{check_options, storage_options};
 use crate::own_console;
 use crate::peering::Peering;
+use crate::ticket_sharing::{self, TicketSharing};
 use crate::tls::{self as member_tls, MemberTls, Reloading, Side};
 use crate::tracing::{self, Exporting};
 use clock::Clock;
@@ -67,6 +68,7 @@ pub struct Running {
     ended: mpsc::Receiver<()>,
     clean_shutdown: CleanShutdown,
     reloading: Reloading,
+    sharing: Option<TicketSharing>,
     socket_files: Vec<SocketFile>,
     _lock: Lock,
 }
@@ -219,7 +221,13 @@ fn serve(
     let hasher =
         spawn("hasher", "the hasher thread", move || hashing.data.compaction_hashes.run(&hash_jobs))?;
     start_catch_up(&shared, entries, fetches)?;
+    let sharing = tls.client_tickets().filter(|_| ticket_sharing::may_share(&config));
+    sharing.iter().for_each(|tickets| peering.share_tickets(tickets.clone()));
     let peers = start_peers(&shared, &logger, &config, peering, peers, tls.dialing())?;
+    let sharing = sharing
+        .map(|tickets| TicketSharing::start(&shared, tickets, &logger))
+        .transpose()
+        .map_err(|error| StartError::Thread { what: "the thread that shares TLS session tickets", error })?;
     let (fronts, console): (Arc<Fronts>, Arc<OnceLock<Console>>) = Default::default();
     let console_dialing = tls.console_dialing();
     let reloading = start_reloading(&shared, &logger, tls, &peers, (&fronts, &console))?;
@@ -242,6 +250,7 @@ fn serve(
     let exporting = tracing::start(&shared, config.observability.tracing.clone(), &logger)?;
     front_options.rejected =
         audit::rejections(&shared, member_tls::rejections(&shared.diagnostics.metrics, &logger));
+    front_options.handshaken = member_tls::handshakes(&shared.diagnostics.metrics);
     let data_dir = config.storage.data_dir.clone();
     let (core, ended) = start_core(parts)?;
     let core = await_cluster(core, &shared, &ready, stop_wanted, data_dir)?;
@@ -283,6 +292,7 @@ fn serve(
         ended,
         clean_shutdown,
         reloading,
+        sharing,
         socket_files,
         _lock: lock,
     };
@@ -331,6 +341,7 @@ fn start_peers(
         listeners,
         tls: Some(tls),
         local_address: config.peer_local_address(),
+        zone: config.zone.clone(),
     };
     let peers = Peers::start(
         options,
@@ -628,6 +639,7 @@ impl Running {
         // Dropped first: the reloading thread notifies the fronts, the console and the peers of new files, so
         // it must end before them.
         drop(self.reloading);
+        drop(self.sharing);
         // Removed before the listeners close, so that no client finds a socket file on which no process
         // listens.
         drop(self.socket_files);

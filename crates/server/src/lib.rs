@@ -35,6 +35,7 @@ mod own_console;
 pub mod peering;
 pub mod stepped;
 pub mod systemd;
+mod ticket_sharing;
 mod tls;
 mod tracing;
 

@@ -78,6 +78,7 @@ enum RegistrationError {
     Refused { status: StatusCode, text: String },
     Answer,
     InCircle,
+    Differs,
 }
 
 impl fmt::Display for RegistrationError {
@@ -89,6 +90,7 @@ impl fmt::Display for RegistrationError {
             }
             RegistrationError::Refused { status, text } => write!(f, "{status}: {text}"),
             RegistrationError::Answer => f.write_str("its answer cannot be read"),
+            RegistrationError::Differs => f.write_str("its state differs from that of this observer"),
             RegistrationError::InCircle => f.write_str("it is fed by this observer"),
         }
     }
@@ -148,6 +150,8 @@ pub(crate) struct Registration {
     told: String,
     /// Index of the last entry that was applied at the last turn.
     applied: Index,
+    /// Interval of this node's own ticks.
+    heartbeat_interval: Duration,
 }
 
 impl Registration {
@@ -167,15 +171,18 @@ impl Registration {
             api_version: minor(shared.member.api_version),
             start: shared.ids.command_id(),
         };
+        let card_json = card.to_json().to_string();
+        shared.cluster.set_own_card(card);
         Registration {
             shared: Arc::clone(shared),
             logger: Arc::clone(logger),
             feeds: texts(&observer.feeds),
-            card: card.to_json().to_string().into(),
+            card: card_json.into(),
             at: 0,
             failures: 0,
             told: String::new(),
             applied: Index(0),
+            heartbeat_interval: config.raft.heartbeat_interval,
         }
     }
 
@@ -183,6 +190,9 @@ impl Registration {
     /// anything for some turns.
     pub(crate) async fn turn(&mut self) {
         let Some(url) = self.feeds.get(self.at).cloned() else { return };
+        if self.shared.state.load().is_wrong {
+            return;
+        }
         let is_followed = self.shared.cluster.feeder();
         match self.register(&url).await {
             Ok((feeder, heartbeat_interval)) => {
@@ -190,7 +200,8 @@ impl Registration {
                 // a quorum, and sends what this observer lacks.
                 let now = self.shared.member.clock.now();
                 let confirmed = self.shared.confirmed_as_of();
-                let is_useful = confirmed.is_some_and(|at| now.saturating_duration_since(at) < USEFUL_FOR);
+                let useful_for = USEFUL_FOR + 2 * heartbeat_interval.max(self.heartbeat_interval);
+                let is_useful = confirmed.is_some_and(|at| now.saturating_duration_since(at) < useful_for);
                 let is_idle = is_followed == Some(feeder.0) && !is_useful && !self.is_catching_up();
                 self.failures = if is_idle { self.failures + 1 } else { 0 };
                 self.shared.core.inbox.send(PeerRequest::Follow(feeder, vec![url], heartbeat_interval));
@@ -216,8 +227,13 @@ impl Registration {
 
     /// Returns true if this observer has applied entries since the last turn, or receives the whole state.
     fn is_catching_up(&mut self) -> bool {
-        let applied = self.shared.state.load().applied_index;
-        std::mem::replace(&mut self.applied, applied) < applied || self.shared.cluster.is_installing()
+        // An observer that has all that its feeder has does not catch up: then it is the feeder that lags.
+        let (applied, commit) = {
+            let state = self.shared.state.load();
+            (state.applied_index, state.commit_index)
+        };
+        let has_advanced = std::mem::replace(&mut self.applied, applied) < applied;
+        has_advanced && applied < commit || self.shared.cluster.is_installing()
     }
 
     async fn register(&self, url: &str) -> Result<(MemberId, Duration), RegistrationError> {
@@ -240,6 +256,7 @@ impl Registration {
             (Some(feeder), Some(fed_by)) if feeder == own || fed_by == own => {
                 Err(RegistrationError::InCircle)
             }
+            (Some(feeder), _) if self.shared.cluster.avoids(feeder) => Err(RegistrationError::Differs),
             (Some(feeder), Some(_)) if feeder != 0 => {
                 let interval = Duration::from_millis(answer["heartbeatMs"].as_u64().unwrap_or(0));
                 Ok((MemberId(feeder), interval.min(HEARTBEAT_INTERVAL_MAX)))

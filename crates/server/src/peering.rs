@@ -4,7 +4,7 @@
 //! Paths, statuses and bodies are etcd's. Paths under `/mainstay/` are extensions; a real etcd answers them
 //! with 404.
 
-mod answers;
+pub(crate) mod answers;
 pub mod hashes;
 mod observers;
 mod root;
@@ -12,7 +12,7 @@ mod root;
 use std::future::Future;
 use std::io;
 use std::pin::Pin;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 
 use api::etcdserverpb::{
     LeaseKeepAliveRequest, LeaseKeepAliveResponse, LeaseTimeToLiveRequest, LeaseTimeToLiveResponse,
@@ -36,6 +36,9 @@ use replica::shared::Shared;
 use replica::transfer::{ReceiveError, Receiver};
 use storage::block_on::block_on;
 use telemetry::logging::{Logger, Value};
+use tls::Tickets;
+
+use crate::ticket_sharing;
 
 /// Path of the renewals of leases.
 const LEASES: &str = "/leases";
@@ -58,17 +61,26 @@ const SNAPSHOT: &str = "/mainstay/snapshot";
 const HASHED: &str = "format=2";
 
 /// Handler of the requests and messages that other members send.
+#[derive(Clone)]
 pub struct Peering {
     shared: Arc<Shared>,
     logger: Arc<Logger>,
     receiver: Arc<Receiver>,
     passed_on: Arc<PassedOn>,
+    /// Secrets for TLS session tickets that other members may have; empty if they may not.
+    tickets: Arc<OnceLock<Tickets>>,
 }
 
 impl Peering {
     /// Creates the handler for this member.
     pub fn new(shared: Arc<Shared>, logger: Arc<Logger>, receiver: Receiver) -> Peering {
-        Peering { shared, logger, receiver: Arc::new(receiver), passed_on: Arc::default() }
+        let (passed_on, tickets) = Default::default();
+        Peering { shared, logger, receiver: Arc::new(receiver), passed_on, tickets }
+    }
+
+    /// Allows other members to get these secrets. Only the first call has an effect.
+    pub(crate) fn share_tickets(&self, tickets: Tickets) {
+        let _ = self.tickets.set(tickets);
     }
 
     /// Returns true if the receiver keeps a part of a snapshot whose stream was interrupted.
@@ -272,13 +284,8 @@ async fn held(receiver: &Receiver, question: &Request<Bytes>) -> Response<Bytes>
     }
 }
 
-async fn route(
-    shared: Arc<Shared>,
-    logger: Arc<Logger>,
-    receiver: Arc<Receiver>,
-    passed_on: Arc<PassedOn>,
-    request: Request<Bytes>,
-) -> Response<Bytes> {
+async fn route(peering: Peering, request: Request<Bytes>) -> Response<Bytes> {
+    let Peering { shared, logger, receiver, passed_on, tickets } = peering;
     let path = request.uri().path().to_owned();
     let for_leader = [LEASES, LEASES_INTERNAL].contains(&path.as_str()) || path.starts_with(PROMOTE);
     if for_leader
@@ -306,6 +313,7 @@ async fn route(
             let enabled = shared.state.load().members.downgrade_target.is_some();
             answer(StatusCode::OK, PLAIN, enabled.to_string())
         }
+        (&Method::GET, ticket_sharing::PATH) => ticket_sharing::answer(&shared, tickets.get(), &request),
         (&Method::GET, SNAPSHOT) => held(&receiver, &request).await,
         (&Method::GET, consistency::comparison::STATE_HASHES) => {
             hashes::state_hashes(&shared, &request).await
@@ -384,7 +392,6 @@ impl peer::Handler for Peering {
     }
 
     fn http(&self, request: Request<Bytes>) -> Pin<Box<dyn Future<Output = Response<Bytes>> + Send>> {
-        let (shared, logger) = (Arc::clone(&self.shared), Arc::clone(&self.logger));
-        Box::pin(route(shared, logger, Arc::clone(&self.receiver), Arc::clone(&self.passed_on), request))
+        Box::pin(route(self.clone(), request))
     }
 }

@@ -31,7 +31,7 @@ use api::{Rpc, Status, raftpb};
 use bytes::Bytes;
 use consensus::Fetch;
 use disk::Disk;
-use front::{Answer, Close, Closing, Head, LocalBoxFuture, Shard, ShardId, Unary};
+use front::{Answer, Close, Closing, Drains, Head, LocalBoxFuture, Shard, ShardId, Unary};
 use http::HeaderValue;
 use identity::TokenKind;
 use machine::StateTrail;
@@ -147,7 +147,12 @@ fn serve(
     let (close, closing) = Closing::by_hand();
     let services = {
         let _inside = local.enter();
-        let shard = Shard { id: ShardId(0), closing, counters: Arc::new(ShardCounters::new(0)) };
+        let shard = Shard {
+            id: ShardId(0),
+            closing,
+            drains: Drains::by_hand(),
+            counters: Arc::new(ShardCounters::new(0)),
+        };
         Services::start(Arc::clone(shared), FrontCounters::default(), logger, shard)
     };
     let clock = shared.member.clock.clone();

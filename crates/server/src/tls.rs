@@ -17,7 +17,7 @@ use config::{Config, TlsOptions, Url};
 use stdx::calendar::format_rfc3339;
 use telemetry::logging::{Format, Level, Logger, Value};
 use telemetry::metrics::{Metrics, TlsMetrics};
-use tls::{Event, LoadError, Owner, Reloader, SelfSigned, ServerTls, SystemClock, Tls, Warning};
+use tls::{Event, LoadError, Owner, Reloader, SelfSigned, ServerTls, SystemClock, Tickets, Tls, Warning};
 
 /// Interval at which the files are read. A change takes effect after two reads that see the same contents.
 const RELOAD_INTERVAL: Duration = Duration::from_secs(1);
@@ -174,6 +174,11 @@ impl MemberTls {
             )
         };
         server(url, self.clients.as_ref(), missing)
+    }
+
+    /// Returns the secrets for the session tickets of clients, if listeners for clients use TLS.
+    pub(crate) fn client_tickets(&self) -> Option<Tickets> {
+        self.clients.as_ref().filter(|tls| tls.server().is_some()).map(|tls| tls.tickets().clone())
     }
 
     /// Returns the TLS settings of the console's connections to members, if there is a console.
@@ -410,6 +415,12 @@ pub(crate) fn rejections(
         };
         if rejected.is_end_of_file { logger.debug(line, &fields) } else { logger.warn(line, &fields) }
     })
+}
+
+/// Returns the callback that counts the TLS handshakes of clients.
+pub(crate) fn handshakes(metrics: &Metrics) -> Arc<dyn Fn(bool) + Send + Sync> {
+    let [full, resumed] = ["full", "resumed"].map(|kind| metrics.tls.handshakes.with(&[kind]));
+    Arc::new(move |is_resumed| if is_resumed { resumed.inc() } else { full.inc() })
 }
 
 /// Callback that gets the side whose files were replaced, and has its existing connections checked again.

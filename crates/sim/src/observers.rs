@@ -147,16 +147,14 @@ impl World {
         if place.observes && (probe.role != Role::Follower || probe.vote != 0) {
             return self.fail(format!("the observer at {at} leads, stands for election or votes: {probe:?}"));
         }
-        // An alarm for lack of space stops the writes of the cluster, which does not need an observer's disk.
+        // An alarm for lack of space stops the writes of the cluster, which does not need an observer's space.
         let nospace = api::etcdserverpb::AlarmType::Nospace as i32;
-        let quota = self.profile.fails(crate::profile::Fault::Quota);
         if place.observes
-            && !quota
             && let Some(process) = &place.process
             && process.stepped.published().alarms.is_raised(nospace, probe.id)
         {
             self.fail(format!(
-                "the observer at {at} has stopped the writes of the cluster: its disk is full"
+                "the observer at {at} has stopped the writes of the cluster for lack of its own space"
             ));
         }
     }

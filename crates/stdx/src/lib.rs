@@ -1,7 +1,7 @@
 //! Provides utilities that the standard library lacks and several crates need: calendar dates; Go's syntax of
 //! durations, numbers, quoted strings and sizes; escaping of strings for logs; waiting for the first of two
 //! futures; futures with a deadline; fair polling of many futures; the decision when a thread yields; random
-//! numbers from a seed; the network of a client address; and free ports for servers.
+//! numbers from a seed; the network of a client address; the networks of zones; and free ports for servers.
 //!
 //! The crate does no I/O except to find a free port, reads no clock, has no dependencies, and knows nothing
 //! of etcd. Invariant: dates and times are formatted as Go formats them. Start reading with [`Gathering`],
@@ -18,6 +18,7 @@ mod ports;
 mod race;
 mod random;
 mod turns;
+pub mod zones;
 
 pub use gathering::Gathering;
 pub use network::client_network;

@@ -2,6 +2,7 @@
 
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex};
+use std::time::UNIX_EPOCH;
 
 use arc_swap::ArcSwap;
 use rustls::time_provider::TimeProvider;
@@ -10,6 +11,7 @@ use crate::error::LoadError;
 use crate::files::{Contents, Part};
 use crate::material::Material;
 use crate::settings::Settings;
+use crate::tickets::Tickets;
 use crate::tls::{Shared, Tls};
 
 /// Contents of the files that the settings name; `None` for a file that they do not name.
@@ -49,9 +51,13 @@ pub fn load(
     (settings.cert_file, settings.key_file) = (path(0), path(1));
     (settings.trusted_ca_file, settings.crl_file) = (path(2), path(3));
     let contents = Contents::of(all.into_iter().flatten().collect());
-    let previous = previous.map(|previous| previous.shared.current.load());
+    let tickets = match previous {
+        Some(previous) => previous.shared.tickets.clone(),
+        None => Tickets::new(UNIX_EPOCH),
+    };
+    let loaded = previous.map(|previous| previous.shared.current.load());
     let material =
-        Material::build(&settings, &contents, &time, previous.as_ref().map(|material| &***material))?;
+        Material::build(&settings, &contents, &time, &tickets, loaded.as_ref().map(|material| &***material))?;
     let current = ArcSwap::from_pointee(material);
-    Ok(Tls { shared: Arc::new(Shared { settings, time, current, failure: Mutex::default() }) })
+    Ok(Tls { shared: Arc::new(Shared { settings, time, current, tickets, failure: Mutex::default() }) })
 }

@@ -11,6 +11,8 @@
 //! * [`ClientTls`] does the same for connections that this member opens.
 //! * [`Reloader::poll`] detects changed files. It replaces everything that was loaded from files together, or
 //!   keeps all of it if a file cannot be used, and reports which of the two happened.
+//! * [`Tickets`] has the secrets with which session tickets are encrypted. Members may share them, so that a
+//!   client resumes its session at another member.
 //! * [`SelfSigned`] generates the certificates for `--auto-tls`.
 //! * [`Refusal`] is the reason why a peer is not admitted, and [`LoadError`] the reason why files cannot be
 //!   used. [`explain`] describes why a handshake failed. All have etcd's messages.
@@ -23,6 +25,7 @@
 //!   is no panic (`tests/it/garbage.rs`).
 //! * The processor time for the verification of a chain is limited by [`MAX_CHAIN_CERTIFICATES`],
 //!   [`MAX_CHAIN_BYTES`] and `webpki`'s limits on signatures.
+//! * A session ticket is accepted only under the policy for clients under which it was made (`tickets.rs`).
 //! * No log line, error or `Debug` text contains a private key.
 //!
 //! Out of scope: sockets, threads, runtimes, and name look-ups ([`SystemResolver`] does these for callers
@@ -51,6 +54,7 @@ mod revocation;
 mod self_signed;
 mod settings;
 mod system_resolver;
+pub mod tickets;
 mod tls;
 mod trust;
 
@@ -63,6 +67,7 @@ pub use reloader::{Event, Reloader};
 pub use self_signed::SelfSigned;
 pub use settings::{Settings, Version, check_versions};
 pub use system_resolver::SystemResolver;
+pub use tickets::Tickets;
 pub use tls::{ClientTls, PeerNames, ServerTls, Session, Tls};
 
 /// The system clock, to be passed to [`Tls::load`].

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use rustls::crypto::{CryptoProvider, ring};
-use rustls::server::NoServerSessionStorage;
+use rustls::server::{NoServerSessionStorage, ProducesTickets};
 use rustls::sign::{CertifiedKey, SingleCertAndKey};
 use rustls::time_provider::TimeProvider;
 use rustls::{ClientConfig, ServerConfig, SupportedProtocolVersion, version};
@@ -21,6 +21,7 @@ use crate::peer_checks::{Allowed, Authorities, Clients, PeerChecks, Servers};
 use crate::pem;
 use crate::revocation::Revocations;
 use crate::settings::{Settings, Version, suites};
+use crate::tickets::Tickets;
 use crate::trust::{Fingerprint, Trust};
 
 /// Expiry time of a certificate of this member or of a trusted authority.
@@ -110,12 +111,18 @@ pub(crate) struct Material {
 }
 
 impl Material {
+    /// Returns the hash of the certificate of the listeners, if they have one.
+    pub(crate) fn listener_hash(&self) -> Option<Fingerprint> {
+        self.listener.as_ref().map(|der| hash(der))
+    }
+
     /// Builds the material from the contents of the files. Parts of `previous` whose files have not changed
     /// are reused.
     pub(crate) fn build(
         settings: &Settings,
         contents: &Contents,
         time: &Arc<dyn TimeProvider>,
+        tickets: &Tickets,
         previous: Option<&Material>,
     ) -> Result<Material, LoadError> {
         settings.check()?;
@@ -187,7 +194,11 @@ impl Material {
         let builder = Builder { settings, provider: provider(settings)?, versions: versions(settings), time };
         let server = match own {
             None => None,
-            Some((_, own)) => Some(builder.server(own, clients.clone())?),
+            Some((_, own)) => {
+                let policy = policy(settings, authorities_hash, revocations_hash);
+                let certificate = listener.as_ref().map(|der| hash(der)).unwrap_or_default();
+                Some(builder.server(own, clients.clone(), tickets.ticketer(policy, certificate))?)
+            }
         };
         let client = builder.client(client, servers.clone())?;
         Ok(Material {
@@ -223,6 +234,32 @@ fn hash(bytes: &[u8]) -> Fingerprint {
     Sha256::digest(bytes).into()
 }
 
+/// Returns a hash of everything that decides which clients are admitted. Tickets of another policy are not
+/// accepted. The certificate of the listener is no part of it: each member of a cluster has its own.
+fn policy(
+    settings: &Settings,
+    authorities: Option<Fingerprint>,
+    revocations: Option<Fingerprint>,
+) -> Fingerprint {
+    use sha2::{Digest as _, Sha256};
+    let mut hash = Sha256::new();
+    // Each part begins with its length or with a byte that says whether it is there, so that different
+    // policies never have the same input.
+    hash.update([u8::from(settings.client_cert_auth), u8::from(settings.wants_client_certificates())]);
+    for file in [authorities, revocations] {
+        hash.update([u8::from(file.is_some())]);
+        hash.update(file.unwrap_or_default());
+    }
+    for names in [&settings.allowed_cns, &settings.allowed_hostnames] {
+        hash.update((names.len() as u64).to_be_bytes());
+        for name in names {
+            hash.update((name.len() as u64).to_be_bytes());
+            hash.update(name);
+        }
+    }
+    hash.finalize().into()
+}
+
 fn provider(settings: &Settings) -> Result<Arc<CryptoProvider>, LoadError> {
     let cipher_suites = suites(&settings.cipher_suites, &settings.alpn)?;
     Ok(Arc::new(CryptoProvider { cipher_suites, ..ring::default_provider() }))
@@ -247,6 +284,7 @@ impl Builder<'_> {
         &self,
         own: Arc<CertifiedKey>,
         clients: Option<PeerChecks>,
+        ticketer: Arc<dyn ProducesTickets>,
     ) -> Result<Arc<ServerConfig>, LoadError> {
         let builder = ServerConfig::builder_with_details(self.provider.clone(), self.time.clone())
             .with_protocol_versions(&self.versions)
@@ -260,9 +298,7 @@ impl Builder<'_> {
         // Allow resumption only by tickets, which the clients keep. So the member stores nothing for
         // disconnected clients.
         config.session_storage = Arc::new(NoServerSessionStorage {});
-        // Create new keys for tickets, so that a session from before a reload cannot be resumed. The ticketer
-        // also replaces its keys periodically.
-        config.ticketer = ring::Ticketer::new().map_err(unusable)?;
+        config.ticketer = ticketer;
         config.send_tls13_tickets = 1;
         Ok(Arc::new(config))
     }

@@ -113,7 +113,9 @@ impl Reloader {
 
     /// Checks whether the files have changed, and replaces the material if their new contents can be used. If
     /// nothing has changed, this takes only one `stat` call per file, at most six.
+    /// Also replaces the secrets for session tickets when it is time ([`crate::Tickets::tick`]).
     pub fn poll(&mut self, now: SystemTime) -> Option<Event> {
+        self.tls.shared.tickets.tick(now);
         let stamps = Reloader::stamps(&self.files);
         if stamps == self.stamps && !self.read_again && self.candidate.is_none() {
             return self.remind(now);
@@ -142,13 +144,16 @@ impl Reloader {
     fn replace(&mut self, contents: &Contents, hashes: Vec<Fingerprint>, now: SystemTime) -> Event {
         let shared = &self.tls.shared;
         let previous = shared.current.load_full();
-        match Material::build(&shared.settings, contents, &shared.time, Some(&previous)) {
+        match Material::build(&shared.settings, contents, &shared.time, &shared.tickets, Some(&previous)) {
             Ok(material) => {
                 let event = Event::Reloaded {
                     generation: material.generation,
                     changed: self.changed(&hashes),
                     warnings: material.warnings.clone(),
                 };
+                if let (Some(old), Some(new)) = (previous.listener_hash(), material.listener_hash()) {
+                    shared.tickets.replace_certificate(old, new);
+                }
                 shared.current.store(Arc::new(material));
                 self.loaded = hashes;
                 _ = self.clear_failure();

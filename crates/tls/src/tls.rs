@@ -12,12 +12,13 @@ use crate::address::AddressCheck;
 use crate::certificate::{Certificate, Purpose};
 use crate::error::LoadError;
 use crate::files::{self, Contents};
-use crate::material::{Expiry, Material, Warning};
+use crate::material::{Expiry, Material, Warning, system_time};
 use crate::peer_checks::{PeerChecks, Servers};
 use crate::refusal::Refusal;
 use crate::reloader::Reloader;
 use crate::revocation::Serial;
 use crate::settings::Settings;
+use crate::tickets::Tickets;
 use crate::trust::{Fingerprint, check_time};
 
 /// TLS for one kind of listener (for clients or for other members), and for the connections that a member
@@ -34,6 +35,7 @@ pub(crate) struct Shared {
     pub(crate) settings: Settings,
     pub(crate) time: Arc<dyn TimeProvider>,
     pub(crate) current: ArcSwap<Material>,
+    pub(crate) tickets: Tickets,
     /// Reason why the current contents of the files cannot be used; `None` if they are in use.
     pub(crate) failure: Mutex<Option<LoadError>>,
 }
@@ -55,9 +57,11 @@ impl Tls {
         let files = files::named(&settings);
         let stamps = Reloader::stamps(&files);
         let contents = Contents::read(&files);
-        let material = Material::build(&settings, &contents, &time, None)?;
-        let current = ArcSwap::from_pointee(material);
-        let tls = Tls { shared: Arc::new(Shared { settings, time, current, failure: Mutex::default() }) };
+        let now = time.current_time().map_or(0, |now| now.as_secs());
+        let tickets = Tickets::new(system_time(now));
+        let material = Material::build(&settings, &contents, &time, &tickets, None)?;
+        let (current, failure) = (ArcSwap::from_pointee(material), Mutex::default());
+        let tls = Tls { shared: Arc::new(Shared { settings, time, current, tickets, failure }) };
         let reloader = Reloader::new(tls.clone(), files, stamps, &contents);
         Ok((tls, reloader))
     }
@@ -70,6 +74,11 @@ impl Tls {
     /// Returns the TLS for connections that this member opens.
     pub fn client(&self) -> ClientTls {
         ClientTls { shared: self.shared.clone() }
+    }
+
+    /// Returns the secrets for the session tickets of the listeners.
+    pub fn tickets(&self) -> &Tickets {
+        &self.shared.tickets
     }
 
     /// Returns the settings that were used for loading.

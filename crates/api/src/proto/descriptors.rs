@@ -478,6 +478,28 @@ static ETCDSERVERPB_WATCHRESPONSE: Message = Message { name: "etcdserverpb.Watch
     Field { name: "fragment", json_name: "fragment", number: 7, kind: Kind::Bool, repeated: false, oneof: None },
     Field { name: "events", json_name: "events", number: 11, kind: Kind::Message(&MVCCPB_EVENT), repeated: true, oneof: None },
 ] };
+static MAINSTAYPB_COUNTREQUEST: Message = Message { name: "mainstaypb.CountRequest", fields: &[
+] };
+static MAINSTAYPB_COUNTRESPONSE: Message = Message { name: "mainstaypb.CountResponse", fields: &[
+    Field { name: "header", json_name: "header", number: 1, kind: Kind::Message(&ETCDSERVERPB_RESPONSEHEADER), repeated: false, oneof: None },
+    Field { name: "shards", json_name: "shards", number: 2, kind: Kind::Message(&MAINSTAYPB_SHARDCONNECTIONS), repeated: true, oneof: None },
+] };
+static MAINSTAYPB_DRAINREQUEST: Message = Message { name: "mainstaypb.DrainRequest", fields: &[
+    Field { name: "percent", json_name: "percent", number: 1, kind: Kind::Uint32, repeated: false, oneof: None },
+    Field { name: "over_ms", json_name: "overMs", number: 2, kind: Kind::Uint64, repeated: false, oneof: None },
+    Field { name: "grace_ms", json_name: "graceMs", number: 3, kind: Kind::Uint64, repeated: false, oneof: None },
+] };
+static MAINSTAYPB_DRAINRESPONSE: Message = Message { name: "mainstaypb.DrainResponse", fields: &[
+    Field { name: "header", json_name: "header", number: 1, kind: Kind::Message(&ETCDSERVERPB_RESPONSEHEADER), repeated: false, oneof: None },
+    Field { name: "open", json_name: "open", number: 2, kind: Kind::Uint64, repeated: false, oneof: None },
+    Field { name: "ending", json_name: "ending", number: 3, kind: Kind::Uint64, repeated: false, oneof: None },
+] };
+static MAINSTAYPB_SHARDCONNECTIONS: Message = Message { name: "mainstaypb.ShardConnections", fields: &[
+    Field { name: "open", json_name: "open", number: 1, kind: Kind::Uint64, repeated: false, oneof: None },
+    Field { name: "http2", json_name: "http2", number: 2, kind: Kind::Uint64, repeated: false, oneof: None },
+    Field { name: "to_drain", json_name: "toDrain", number: 3, kind: Kind::Uint64, repeated: false, oneof: None },
+    Field { name: "drained", json_name: "drained", number: 4, kind: Kind::Uint64, repeated: false, oneof: None },
+] };
 static MVCCPB_EVENT: Message = Message { name: "mvccpb.Event", fields: &[
     Field { name: "type", json_name: "type", number: 1, kind: Kind::Enum(&MVCCPB_EVENT_EVENTTYPE), repeated: false, oneof: None },
     Field { name: "kv", json_name: "kv", number: 2, kind: Kind::Message(&MVCCPB_KEYVALUE), repeated: false, oneof: None },
@@ -540,7 +562,7 @@ static V3LOCKPB_UNLOCKREQUEST: Message = Message { name: "v3lockpb.UnlockRequest
 static V3LOCKPB_UNLOCKRESPONSE: Message = Message { name: "v3lockpb.UnlockResponse", fields: &[
     Field { name: "header", json_name: "header", number: 1, kind: Kind::Message(&ETCDSERVERPB_RESPONSEHEADER), repeated: false, oneof: None },
 ] };
-static SHAPES: [Option<(&Message, &Message)>; 52] = [
+static SHAPES: [Option<(&Message, &Message)>; 54] = [
     None,
     None,
     None,
@@ -586,6 +608,8 @@ static SHAPES: [Option<(&Message, &Message)>; 52] = [
     Some((&ETCDSERVERPB_AUTHROLEDELETEREQUEST, &ETCDSERVERPB_AUTHROLEDELETERESPONSE)),
     Some((&ETCDSERVERPB_AUTHROLEGRANTPERMISSIONREQUEST, &ETCDSERVERPB_AUTHROLEGRANTPERMISSIONRESPONSE)),
     Some((&ETCDSERVERPB_AUTHROLEREVOKEPERMISSIONREQUEST, &ETCDSERVERPB_AUTHROLEREVOKEPERMISSIONRESPONSE)),
+    Some((&MAINSTAYPB_DRAINREQUEST, &MAINSTAYPB_DRAINRESPONSE)),
+    Some((&MAINSTAYPB_COUNTREQUEST, &MAINSTAYPB_COUNTRESPONSE)),
     Some((&V3ELECTIONPB_CAMPAIGNREQUEST, &V3ELECTIONPB_CAMPAIGNRESPONSE)),
     Some((&V3ELECTIONPB_PROCLAIMREQUEST, &V3ELECTIONPB_PROCLAIMRESPONSE)),
     Some((&V3ELECTIONPB_LEADERREQUEST, &V3ELECTIONPB_LEADERRESPONSE)),

@@ -45,6 +45,8 @@
     Method { rpc: Rpc::AuthRoleDelete, service: "etcdserverpb.Auth", name: "RoleDelete", path: "/etcdserverpb.Auth/RoleDelete", kind: Kind::Unary },
     Method { rpc: Rpc::AuthRoleGrantPermission, service: "etcdserverpb.Auth", name: "RoleGrantPermission", path: "/etcdserverpb.Auth/RoleGrantPermission", kind: Kind::Unary },
     Method { rpc: Rpc::AuthRoleRevokePermission, service: "etcdserverpb.Auth", name: "RoleRevokePermission", path: "/etcdserverpb.Auth/RoleRevokePermission", kind: Kind::Unary },
+    Method { rpc: Rpc::ConnectionsDrain, service: "mainstaypb.Connections", name: "Drain", path: "/mainstaypb.Connections/Drain", kind: Kind::Unary },
+    Method { rpc: Rpc::ConnectionsCount, service: "mainstaypb.Connections", name: "Count", path: "/mainstaypb.Connections/Count", kind: Kind::Unary },
     Method { rpc: Rpc::ElectionCampaign, service: "v3electionpb.Election", name: "Campaign", path: "/v3electionpb.Election/Campaign", kind: Kind::Unary },
     Method { rpc: Rpc::ElectionProclaim, service: "v3electionpb.Election", name: "Proclaim", path: "/v3electionpb.Election/Proclaim", kind: Kind::Unary },
     Method { rpc: Rpc::ElectionLeader, service: "v3electionpb.Election", name: "Leader", path: "/v3electionpb.Election/Leader", kind: Kind::Unary },

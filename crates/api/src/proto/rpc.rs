@@ -93,6 +93,10 @@ pub enum Rpc {
     AuthRoleGrantPermission,
     /// `/etcdserverpb.Auth/RoleRevokePermission`
     AuthRoleRevokePermission,
+    /// `/mainstaypb.Connections/Drain`
+    ConnectionsDrain,
+    /// `/mainstaypb.Connections/Count`
+    ConnectionsCount,
     /// `/v3electionpb.Election/Campaign`
     ElectionCampaign,
     /// `/v3electionpb.Election/Proclaim`
@@ -111,7 +115,7 @@ pub enum Rpc {
 
 impl Rpc {
     /// Every RPC, in the order of [`METHODS`].
-    pub const ALL: [Rpc; 52] = [
+    pub const ALL: [Rpc; 54] = [
         Rpc::HealthCheck,
         Rpc::HealthWatch,
         Rpc::HealthList,
@@ -157,6 +161,8 @@ impl Rpc {
         Rpc::AuthRoleDelete,
         Rpc::AuthRoleGrantPermission,
         Rpc::AuthRoleRevokePermission,
+        Rpc::ConnectionsDrain,
+        Rpc::ConnectionsCount,
         Rpc::ElectionCampaign,
         Rpc::ElectionProclaim,
         Rpc::ElectionLeader,

@@ -4,6 +4,8 @@
 mod authenticate;
 mod compare;
 mod completion;
+mod connections;
+mod kubernetes;
 mod lease_keepalive;
 mod mvcc;
 mod put;
@@ -62,6 +64,8 @@ pub static PROGRAM: Program<Run> = Program {
             authenticate::AUTHENTICATE,
             compare::COMPARE,
             completion::COMPLETION,
+            connections::CONNECTIONS_COMMAND,
+            kubernetes::KUBERNETES,
             lease_keepalive::LEASE_KEEPALIVE,
             mvcc::MVCC,
             put::PUT,

@@ -81,6 +81,8 @@ pub struct Calls {
     links: Vec<Link>,
     /// Number of calls made so far on each logical connection. It determines the endpoint of the next call.
     turns: Vec<usize>,
+    /// Number of real connections of each logical one.
+    links_each: usize,
     dirty: Vec<usize>,
     ready: Vec<Ready>,
     buffer: Vec<u8>,
@@ -102,11 +104,23 @@ impl Calls {
     /// Opens `connections` logical connections. Each of them consists of a real connection to each endpoint,
     /// as in etcd's client.
     pub fn open(target: Target, connections: usize) -> io::Result<Self> {
+        Self::open_to(target, connections, true)
+    }
+
+    /// Opens `connections` connections, each to one endpoint; the endpoints take turns.
+    pub fn open_single(target: Target, connections: usize) -> io::Result<Self> {
+        Self::open_to(target, connections, false)
+    }
+
+    fn open_to(target: Target, connections: usize, to_all: bool) -> io::Result<Self> {
         assert!(!target.endpoints.is_empty(), "an endpoint at least");
+        let endpoints = target.endpoints.len();
+        let links_each = if to_all { endpoints } else { 1 };
         let mut calls = Self {
             poller: Poller::new()?,
             links: Vec::new(),
             turns: vec![0; connections],
+            links_each,
             dirty: Vec::new(),
             ready: Vec::new(),
             buffer: vec![0; BUFFER_BYTES],
@@ -122,8 +136,9 @@ impl Calls {
             calls.options(endpoint).check().map_err(invalid)?;
         }
         let now = Instant::now();
-        for _ in 0..connections {
-            for endpoint in 0..calls.target.endpoints.len() {
+        for at in 0..connections {
+            let first = if to_all { 0 } else { at % endpoints };
+            for endpoint in first..first + links_each {
                 let connection = Connection::new(calls.options(endpoint), now);
                 calls.links.push(Link {
                     endpoint,
@@ -238,10 +253,9 @@ impl Calls {
     }
 
     fn pick(&mut self, connection: usize) -> usize {
-        let endpoints = self.target.endpoints.len();
         let turn = self.turns[connection];
-        self.turns[connection] = (turn + 1) % endpoints;
-        connection * endpoints + turn
+        self.turns[connection] = (turn + 1) % self.links_each;
+        connection * self.links_each + turn
     }
 
     fn mark(&mut self, at: usize) {

@@ -471,7 +471,7 @@ struct Driver<'a, W: Workload> {
 /// become due meanwhile begin together, if no response wakes the thread before. So at more than 10,000
 /// operations per second they begin up to this late, which their latencies include. A timer for each
 /// operation would occupy a processor with nothing but timers at some 60,000 per second.
-const SLEEP_MIN: Duration = Duration::from_micros(100);
+pub const SLEEP_MIN: Duration = Duration::from_micros(100);
 
 /// Longest duration of a turn. A timer or a response ends a turn earlier.
 const TURN: Duration = Duration::from_millis(200);

@@ -2,7 +2,7 @@
 //! stream is set up.
 
 use std::io::{self, IoSlice, Read, Write};
-use std::net::{TcpStream, ToSocketAddrs};
+use std::net::{IpAddr, SocketAddr, TcpStream, ToSocketAddrs};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::os::unix::net::UnixStream;
 use std::sync::Arc;
@@ -127,6 +127,40 @@ impl Socket {
         }
         socket.set_nonblocking()?;
         Ok(socket)
+    }
+
+    /// Begins to connect to an address of the server, from an address of this machine if one is given, and does
+    /// not wait. The TLS handshake, if any, takes place during later reads and writes.
+    pub fn begin(endpoint: &Endpoint, address: SocketAddr, source: Option<IpAddr>) -> io::Result<Self> {
+        let socket = socket2::Socket::new(
+            socket2::Domain::for_address(address),
+            socket2::Type::STREAM.nonblocking().cloexec(),
+            Some(socket2::Protocol::TCP),
+        )?;
+        socket.set_tcp_nodelay(true)?;
+        if let Some(source) = source {
+            socket.bind(&SocketAddr::new(source, 0).into())?;
+        }
+        match socket.connect(&address.into()) {
+            Ok(()) => {}
+            Err(error) if error.raw_os_error() == Some(rustix::io::Errno::INPROGRESS.raw_os_error()) => {}
+            Err(error) => return Err(error),
+        }
+        let tls = match &endpoint.tls {
+            None => None,
+            Some(config) => {
+                let name = rustls::pki_types::ServerName::try_from(endpoint.host().to_owned())
+                    .map_err(|_| io::Error::from(io::ErrorKind::InvalidInput))?;
+                let tls = rustls::ClientConnection::new(config.clone(), name).map_err(io::Error::other)?;
+                Some(Box::new(rustls::Connection::Client(tls)))
+            }
+        };
+        Ok(Self { stream: Stream::Tcp(socket.into()), tls })
+    }
+
+    /// Returns how the TLS handshake was done; `None` without TLS, or before the handshake is complete.
+    pub fn handshake_kind(&self) -> Option<rustls::HandshakeKind> {
+        self.tls.as_ref().filter(|tls| !tls.is_handshaking()).and_then(|tls| tls.handshake_kind())
     }
 
     /// Creates the server's end of a connection that was accepted. The TLS handshake, if any, takes place

@@ -11,10 +11,13 @@ pub struct Message<'a>(pub &'a mut Vec<u8>);
 impl Message<'_> {
     /// Appends a number, unless it is 0: proto3 omits default values.
     pub fn uint(&mut self, field: u32, value: u64) -> &mut Self {
-        if value != 0 {
-            put_varint(self.0, u64::from(field << 3));
-            put_varint(self.0, value);
-        }
+        if value != 0 { self.uint_always(field, value) } else { self }
+    }
+
+    /// Appends a number even if it is 0. This is necessary for a field of a `oneof`.
+    pub fn uint_always(&mut self, field: u32, value: u64) -> &mut Self {
+        put_varint(self.0, u64::from(field << 3));
+        put_varint(self.0, value);
         self
     }
 

@@ -2,7 +2,10 @@
 //! etcd's tool sends.
 
 pub mod authenticate;
+pub(crate) mod connections;
+pub(crate) mod fleet;
 pub mod index;
+pub mod kubernetes;
 pub mod lease;
 pub mod range;
 pub mod stm;

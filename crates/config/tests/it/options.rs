@@ -364,6 +364,9 @@ fn the_table_has_every_flag_of_etcd_with_its_group_and_default() {
             || matches!(
                 flag.name,
                 "zone"
+                    | "feed"
+                    | "zone-networks"
+                    | "zone-member-list"
                     | "import-etcd-data"
                     | "listen-console-urls"
                     | "metrics-heavy-hitters"

@@ -38,6 +38,9 @@ const OBSERVER_READS_MAX: usize = 4096;
 /// Length of the number of an observer's read.
 const CONTEXT_BYTES: usize = 8;
 
+/// Number of ticks after which a feeder with another history is looked at again: it may have been mended.
+const FOREIGN_TICKS: u64 = 600;
+
 /// Types of the messages that a feeder sends to its observers.
 const FROM_FEEDER: [MessageType; 4] = [
     MessageType::MsgAppend,
@@ -131,6 +134,9 @@ impl Node {
         if self.config.observes && raft.leader_id != 0 && raft.election_elapsed as u64 >= silence_max {
             self.lose_feeder();
         }
+        if self.ticks.is_multiple_of(FOREIGN_TICKS) {
+            self.upstream.is_foreign = false;
+        }
         let raft = &self.raw.raft;
         if self.feeds.is_empty()
             || raft.term == 0
@@ -208,6 +214,9 @@ impl Node {
         let log = &self.raw.raft.raft_log;
         let applied =
             if planted::is(Bug::UnappliedFed) { log.last_index().min(tail.last()) } else { log.applied };
+        if feed.take_check() {
+            return self.check_for(id, feed);
+        }
         let is_probe = feed.wants_probe();
         let has_news = feed.next() <= applied;
         if !(is_probe || has_news && feed.takes_entries(bytes_max)) {
@@ -246,6 +255,25 @@ impl Node {
         };
         append.set_msg_type(MessageType::MsgAppend);
         append.set_entries(entries.into());
+        Some(append)
+    }
+
+    /// Returns an append without entries after all that was sent. The observer refuses it if something before it is
+    /// missing, and says where to go on.
+    fn check_for(&self, id: u64, feed: &Feed) -> Option<eraftpb::Message> {
+        let before = feed.next() - 1;
+        let log_term = self.raw.store().term_of(before)?;
+        let mut append = eraftpb::Message {
+            to: id,
+            from: self.config.id.0,
+            term: self.raw.raft.term,
+            log_term,
+            index: before,
+            commit: before,
+            reject_hint: 1,
+            ..Default::default()
+        };
+        append.set_msg_type(MessageType::MsgAppend);
         Some(append)
     }
 

@@ -8,6 +8,7 @@ mod check_datascale;
 mod check_perf;
 mod compaction;
 mod completion;
+mod connections;
 mod defrag;
 mod del;
 mod downgrade;
@@ -104,6 +105,7 @@ static COMMANDS: &[Command<Run>] = &[
     txn::TXN,
     watch::WATCH, //
     alarm::ALARM,
+    connections::CONNECTIONS,
     defrag::DEFRAG,
     downgrade::DOWNGRADE,
     endpoint::ENDPOINT,

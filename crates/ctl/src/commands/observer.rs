@@ -35,6 +35,8 @@ pub(super) const OBSERVER: Command<Run> = Command {
         ..Command::EMPTY
     }],
     group: MAINTENANCE,
+    // etcdctl's help does not have it.
+    hidden: true,
     ..Command::EMPTY
 };
 

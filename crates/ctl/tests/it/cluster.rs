@@ -2,6 +2,7 @@
 
 use api::Code;
 use api::etcdserverpb as pb;
+use api::mainstaypb;
 
 use crate::fake_server::Script;
 use crate::messages::{header, member_header, pair, range};
@@ -249,6 +250,38 @@ fn maintenance() {
         &Script::default().fails(&path, Code::InvalidArgument, invalid),
     ));
     check("maintenance", cases);
+}
+
+#[test]
+fn connections() {
+    const OURS: &str = "etcd has no such calls";
+    let (drain, count) = ("/mainstaypb.Connections/Drain", "/mainstaypb.Connections/Count");
+    let shard = mainstaypb::ShardConnections { open: 70, http2: 60, to_drain: 6, drained: 9 };
+    let script = Script::default()
+        .says(drain, &mainstaypb::DrainResponse { header: header(), open: 120, ending: 36 })
+        .says(count, &mainstaypb::CountResponse { header: header(), shards: vec![shard; 2] });
+    let lines = [
+        "connections drain --percent 30",
+        "connections drain --percent=100 --over=1h30m --grace 0s",
+        "connections drain --percent 0",
+        "connections drain",
+        "connections drain --percent 101",
+        "connections drain --percent=-1",
+        "connections drain --percent x",
+        "connections drain --percent 30 --over -1s",
+        "connections drain --percent 30 member",
+        "connections count",
+        "connections count member",
+        "connections",
+        "connections drain --help",
+        "connections count --help",
+    ];
+    let mut cases: Vec<Case> =
+        lines.into_iter().map(|line| Case::new(line, &script).ours_alone(OURS)).collect();
+    let text = "unknown service mainstaypb.Connections";
+    let etcd = Script::default().fails(drain, Code::Unimplemented, text);
+    cases.push(Case::new("connections drain --percent 30", &etcd).ours_alone(OURS));
+    check("connections", cases);
 }
 
 #[test]

@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use http2::{Key, Reason};
 
 use super::{Connection, TABLE_ENTRIES_FREE, TABLE_ENTRY_BYTES};
+use crate::call::DEADLINE;
 use crate::keepalive::Pulse;
 use crate::progress::{Progress, StallCheck, StreamProgress};
 use crate::responder::stream_bytes;
@@ -74,6 +75,8 @@ impl Connection {
             next = next.min(self.check_stalls(socket, now)?.unwrap_or(next));
             next = next.min(self.rest_when_idle(now).unwrap_or(next));
             next = next.min(self.pongs_due().unwrap_or(next));
+            // A turn after this time closes the connection, and does not get here.
+            next = next.min(self.departs_at().filter(|at| *at > now).unwrap_or(next));
             // The alarm is moved only if it must become earlier or has passed. An alarm that is too early
             // causes one extra check, which costs less than moving the alarm in every turn.
             if next < self.alarm || self.alarm <= now {
@@ -186,7 +189,7 @@ impl Connection {
             }
             work.deadlines.pop();
             if let Some(call) = self.calls.take(key) {
-                call.expire(&self.around);
+                call.end(&self.around, &DEADLINE);
                 self.note_use();
                 // Wakes the connection, because the status is sent only in the next turn.
                 self.around.transport_waker.wake_by_ref();

@@ -14,8 +14,8 @@ use accounting::{Account, ShardCounters, note_work, work_left};
 use api::{Code, Status};
 use bytes::Bytes;
 use mainstay_front::{
-    Answer, Closing, Exchange, Front, Head, Inbound, Kind, Listener, LocalBoxFuture, Messages, Method,
-    Options, Origin, Outbound, ResponseBody, Service, Shard, ShardId, TrySend, Unary, fuzzing,
+    Answer, Closing, Drains, Exchange, Front, Head, Inbound, Kind, Listener, LocalBoxFuture, Messages,
+    Method, Options, Origin, Outbound, ResponseBody, Service, Shard, ShardId, TrySend, Unary, fuzzing,
 };
 use testkit::TIMEOUT;
 use tokio::io::DuplexStream;
@@ -200,6 +200,10 @@ impl Service for Echo {
 
     fn may_wait(&self, method: u16) -> bool {
         METHODS[usize::from(method)].0 == "/test.Echo/Patient"
+    }
+
+    fn is_endless(&self, method: u16) -> bool {
+        METHODS[usize::from(method)].0 == "/test.Echo/Bidi"
     }
 
     fn connected(&self, _from: &Origin) -> Option<Box<dyn Any>> {
@@ -563,7 +567,12 @@ pub fn serve_in_memory_by(
     let seen = Arc::new(Seen::default());
     let (close, closing) = Closing::by_hand();
     let service = Rc::new(Echo {
-        shard: Shard { id: ShardId(0), closing, counters: Arc::new(ShardCounters::new(0)) },
+        shard: Shard {
+            id: ShardId(0),
+            closing,
+            drains: Drains::by_hand(),
+            counters: Arc::new(ShardCounters::new(0)),
+        },
         seen: seen.clone(),
     });
     let options = Options { methods: METHODS.len(), ..options };

@@ -2,6 +2,7 @@
 
 mod abuse;
 mod compression;
+mod drains;
 mod echo;
 mod garbage;
 mod gives_way;

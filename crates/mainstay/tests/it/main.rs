@@ -16,7 +16,9 @@ mod cluster_crash;
 mod cluster_load;
 mod crash;
 mod damage;
+mod drains;
 mod history;
+mod kubernetes;
 mod member;
 mod network;
 mod observers;
@@ -73,6 +75,8 @@ mod input;
 mod locks;
 #[cfg(feature = "full")]
 mod lone_client;
+#[cfg(feature = "full")]
+mod many_connections;
 #[cfg(feature = "full")]
 mod memory;
 #[cfg(feature = "full")]

@@ -251,3 +251,34 @@ fn wrong_directories_flags_and_clusters_are_refused() {
         other.member(stranger).wait_for("cluster ID mismatch");
     });
 }
+
+#[test]
+fn clients_of_a_zone_are_shown_what_is_in_it() {
+    run(async {
+        let networks = ["--zone=a", "--zone-member-list=only", "--zone-networks=b=127.0.0.0/8"];
+        let mut cluster = Cluster::start("zoned", 1, &networks);
+        let member = cluster.client(0).await;
+        let names = async |client: &Client| -> Vec<String> {
+            client.members().await.expect("lists are served").into_iter().map(|member| member.name).collect()
+        };
+        assert_eq!(names(&member).await, ["m0"], "nothing is connected in their zone");
+        let at = cluster.add_slot();
+        start(
+            &mut cluster,
+            at,
+            &[0],
+            &["--zone=b", "--zone-member-list=first", "--zone-networks=b=127.0.0.0/8"],
+        );
+        eventually("the list has the observer alone", PATIENCE, async || {
+            (names(&member).await == ["m1"]).then_some(())
+        })
+        .await;
+        let near = cluster.client(at).await;
+        assert_eq!(names(&near).await, ["m1", "m0"], "its own clients see it first");
+        cluster.kill(at);
+        eventually("the list has the members again", PATIENCE, async || {
+            (names(&member).await == ["m0"]).then_some(())
+        })
+        .await;
+    });
+}

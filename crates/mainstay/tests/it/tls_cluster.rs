@@ -1,10 +1,16 @@
 //! TLS between members: clusters that form, lose members and get new ones, and a cluster that is moved from
 //! plain HTTP to TLS and back while clients write.
 
+use std::net::SocketAddr;
+use std::sync::Arc;
+
 use api::Rpc;
 use api::etcdserverpb::{MemberUpdateRequest, MemberUpdateResponse};
 
+use testkit::ports::free_address_of;
 use testkit::{eventually, http1};
+use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
+use tokio_rustls::TlsConnector;
 
 use crate::certificates::{Files, Folder, flag};
 use crate::client::Client;
@@ -163,5 +169,123 @@ fn a_cluster_is_moved_to_tls_and_back_without_losing_a_write() {
         cluster.assert_equal().await;
         let client = cluster.client(0).await;
         check(&client, &mut record.history, 0).await;
+    });
+}
+
+/// Adds a listener with TLS for clients to each place, with one certificate for all; returns the addresses.
+fn secure_clients(cluster: &mut Cluster, authority: &Folder) -> Vec<SocketAddr> {
+    let address = cluster.address();
+    let own = authority.issue("clients", &[2], &[&address.to_string()]);
+    cluster.add_flags(&[
+        flag("cert-file", &own.cert),
+        flag("key-file", &own.key),
+        flag("trusted-ca-file", &authority.ca),
+        "--client-cert-auth".to_owned(),
+    ]);
+    let mut secure = Vec::new();
+    for slot in &mut cluster.slots {
+        let other = free_address_of(address);
+        slot.flags.push(format!("--listen-client-urls=http://{},https://{other}", slot.client));
+        secure.push(other);
+    }
+    secure
+}
+
+/// Connects, and returns true if the client has resumed a session.
+async fn resumes(address: SocketAddr, client: &tls::ClientTls) -> bool {
+    let name = client.server_name(&address.ip().to_string()).expect("a name");
+    let stream = tokio::net::TcpStream::connect(address).await.expect("the member listens");
+    let mut stream = TlsConnector::from(client.config()).connect(name, stream).await.expect("it is let in");
+    stream
+        .write_all(b"GET /version HTTP/1.1\r\nHost: m\r\nConnection: close\r\n\r\n")
+        .await
+        .expect("it is open");
+    let mut answer = Vec::new();
+    stream.read_to_end(&mut answer).await.expect("an answer");
+    assert!(answer.starts_with(b"HTTP/1.1 200"), "{}", String::from_utf8_lossy(&answer));
+    stream.get_ref().1.handshake_kind() == Some(tokio_rustls::rustls::HandshakeKind::Resumed)
+}
+
+/// Waits until the metric that tells whether a member shares the secrets for tickets has this value.
+async fn until_shared(cluster: &Cluster, at: usize, value: &str) {
+    eventually("the secrets are shared, or not", PATIENCE, async || {
+        let line = format!("\nmainstay_tls_tickets_shared {value}\n");
+        http1::get(cluster.slots[at].client, "/metrics").text().contains(&line).then_some(())
+    })
+    .await;
+}
+
+#[test]
+fn a_client_that_lost_its_member_resumes_its_session_at_another() {
+    run(async {
+        let (mut cluster, authority) = plan("tickets", 3, "https");
+        let addresses = secure_clients(&mut cluster, &authority);
+        cluster.start_all();
+        for at in 0..3 {
+            until_shared(&cluster, at, "1").await;
+        }
+        let own = authority.issue("alice", &[3], &["127.0.0.1"]);
+        let (tls, _) =
+            tls::Tls::load(trusting(&authority, Some(&own)), Arc::new(tls::SystemClock)).expect("files");
+        let client = tls.client();
+        assert!(!resumes(addresses[0], &client).await, "there is nothing to resume");
+        for at in [0, 1, 2, 1] {
+            assert!(resumes(addresses[at], &client).await, "member {at}");
+        }
+
+        // The secrets outlive the leader that made them, and get to it when it is back.
+        let leader = cluster.leader().await;
+        cluster.kill(leader);
+        let new = cluster.leader().await;
+        for at in cluster.running() {
+            until_shared(&cluster, at, "1").await;
+            assert!(resumes(addresses[at], &client).await, "member {at}");
+        }
+        cluster.start_one(leader);
+        until_shared(&cluster, leader, "1").await;
+        assert!(resumes(addresses[leader], &client).await, "member {leader}");
+        let page = http1::get(cluster.slots[leader].client, "/metrics").text().to_owned();
+        assert!(page.contains("\nmainstay_tls_handshakes_total{kind=\"resumed\"} 1\n"), "{page}");
+
+        // Only a member gets the secrets, and only from the leader.
+        let member = authority.issue("member", &[1], &["127.0.0.1", &cluster.address().to_string()]);
+        let ask = async |at: usize| {
+            get(cluster.slots[at].peer, as_one(&authority, Some(&member)), "/mainstay/tls-tickets").await
+        };
+        let followers = (0..3).filter(|at| *at != new);
+        for at in followers {
+            let refused = ask(at).await.expect("an answer");
+            assert!(refused.starts_with("HTTP/1.1 503"), "{refused}");
+        }
+        let answer = ask(new).await.expect("an answer");
+        assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        // No log has a secret, not even as hexadecimal digits: the log of the leader has no line about them.
+        assert!(!cluster.member(new).said().contains("TLS session tickets from the leader"));
+    });
+}
+
+#[test]
+fn members_that_do_not_verify_each_other_share_no_secrets() {
+    run(async {
+        let mut cluster = Cluster::plan("no-tickets", 3, &["--peer-auto-tls"]);
+        cluster.slots.iter_mut().for_each(|slot| slot.peer_scheme = "https");
+        let authority = Folder::new(cluster.dir.path(), "ours");
+        let addresses = secure_clients(&mut cluster, &authority);
+        cluster.start_all();
+        let own = authority.issue("alice", &[3], &["127.0.0.1"]);
+        let (tls, _) =
+            tls::Tls::load(trusting(&authority, Some(&own)), Arc::new(tls::SystemClock)).expect("files");
+        let client = tls.client();
+        for address in addresses {
+            assert!(!resumes(address, &client).await);
+            assert!(resumes(address, &client).await, "a member accepts its own tickets");
+        }
+        for at in 0..3 {
+            until_shared(&cluster, at, "0").await;
+            let settings = tls::Settings { insecure_skip_verify: true, ..tls::Settings::default() };
+            let answer =
+                get(cluster.slots[at].peer, settings, "/mainstay/tls-tickets").await.expect("an answer");
+            assert!(answer.starts_with("HTTP/1.1 404"), "{answer}");
+        }
     });
 }

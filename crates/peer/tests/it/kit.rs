@@ -208,6 +208,7 @@ pub fn member_with(
         listeners: vec![listener],
         tls,
         local_address: None,
+        zone: String::new(),
     };
     let recorder = Arc::new(Recorder::default());
     let lines = Arc::clone(&recorder);

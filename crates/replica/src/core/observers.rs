@@ -1,11 +1,12 @@
 //! Keeps the observers that this node feeds, and the feeder of a node that observes. Which entries they get is
 //! decided by the raft node (`consensus`, `node/feeding.rs`).
 
-use std::collections::BTreeMap;
-use std::time::Instant;
+use std::collections::{BTreeMap, BTreeSet};
+use std::time::{Duration, Instant};
 
-use api::{Code, Status};
+use api::{Code, Status, raftpb};
 use consensus::{ObserverRead, Progress};
+use machine::Fatal;
 use numbers::{Index, MemberId};
 
 use crate::cluster_version::Minor;
@@ -44,6 +45,8 @@ pub(super) enum Registration {
 pub(super) struct Observers {
     observes: bool,
     feeder: Option<Link>,
+    /// Interval of the feeder's heartbeats.
+    feeder_interval: Duration,
     fed: BTreeMap<u64, Fed>,
     reads: BTreeMap<u64, ObserverRead>,
     next_read: u64,
@@ -53,6 +56,14 @@ pub(super) struct Observers {
     own_round_at: Option<Instant>,
     /// True if a read of an observer was answered since [`Observers::take_answered`].
     has_answered: bool,
+    /// True once a round of this observer itself was finished, so that it may serve.
+    serves: bool,
+    /// Entries for observers that wait until this node has published them.
+    unpublished: Vec<raftpb::Message>,
+    /// Ids of the feeders whose state differs from that of this observer.
+    differing: BTreeSet<u64>,
+    /// Reason for which this observer has to leave service.
+    verdict: Option<Fatal>,
 }
 
 impl Observers {
@@ -61,12 +72,17 @@ impl Observers {
         Observers {
             observes,
             feeder: None,
+            feeder_interval: Duration::ZERO,
             fed: BTreeMap::new(),
             reads: BTreeMap::new(),
             next_read: 0,
             has_own_round: false,
             own_round_at: None,
             has_answered: false,
+            serves: false,
+            unpublished: Vec::new(),
+            differing: BTreeSet::new(),
+            verdict: None,
         }
     }
 
@@ -81,13 +97,57 @@ impl Observers {
     }
 
     /// Sets the feeder of this observer. Returns true if the feeder or its URLs have changed.
-    pub fn follow(&mut self, id: MemberId, urls: Vec<String>) -> bool {
+    pub fn follow(&mut self, id: MemberId, urls: Vec<String>, interval: Duration) -> bool {
         let feeder = Some((id.0, urls));
-        let changed = self.observes && self.feeder != feeder;
+        let changed = self.observes && (self.feeder != feeder || self.feeder_interval != interval);
         if changed {
-            self.feeder = feeder;
+            (self.feeder, self.feeder_interval) = (feeder, interval);
         }
         changed
+    }
+
+    /// Ends the connection with the feeder.
+    pub fn unfollow(&mut self) {
+        self.feeder = None;
+    }
+
+    /// Records that the state of a feeder differs from that of this observer, which has `feeds` feeders to choose
+    /// from. Returns true if this observer is the one that is wrong, as far as it can tell: two feeders differ,
+    /// or there is no other.
+    pub fn differs_from(&mut self, feeder: u64, feeds: usize) -> bool {
+        self.differing.insert(feeder);
+        feeds < 2 || self.differing.len() > 1
+    }
+
+    /// Makes this observer leave service at the end of the requests of this turn.
+    pub fn condemn(&mut self, fatal: Fatal) {
+        self.verdict = Some(fatal);
+    }
+
+    /// Removes and returns the reason for which this observer has to leave service.
+    pub fn take_verdict(&mut self) -> Option<Fatal> {
+        self.verdict.take()
+    }
+
+    /// Keeps entries for an observer until this node has published them: a client of the observer may read what
+    /// it has written at this node, without a round. Returns other messages.
+    pub fn hold(&mut self, message: raftpb::Message) -> Option<raftpb::Message> {
+        let is_append = message.r#type == Some(raftpb::MessageType::MsgApp as i32);
+        if is_append && self.feeds(message.to.unwrap_or(0)) {
+            self.unpublished.push(message);
+            return None;
+        }
+        Some(message)
+    }
+
+    /// Removes and returns the entries that waited for the publication.
+    pub fn take_unpublished(&mut self) -> Vec<raftpb::Message> {
+        std::mem::take(&mut self.unpublished)
+    }
+
+    /// Returns true if this observer may serve: it has applied what was committed when it started.
+    pub fn serves(&self) -> bool {
+        self.serves
     }
 
     /// Registers an observer, or renews its registration. `is_member` is true if the cluster has a member of
@@ -119,6 +179,10 @@ impl Observers {
         }
         let until = now + REGISTRATION_TIMEOUT;
         if let Some(fed) = self.fed.get_mut(&card.id) {
+            if fed.card.start != card.start && fed.card.peer_urls != card.peer_urls {
+                let text = "mainstay: an observer with this id is fed at another URL: its data directory may be a copy";
+                return refused(Code::FailedPrecondition, text);
+            }
             let registration = match () {
                 () if fed.card.start != card.start => Registration::Restarts,
                 () if fed.card.peer_urls != card.peer_urls => Registration::Moves,
@@ -199,8 +263,9 @@ impl Observers {
     }
 
     /// Records that the round of this observer itself is finished or given up.
-    pub fn own_round_ended(&mut self) {
+    pub fn own_round_ended(&mut self, is_confirmed: bool) {
         self.has_own_round = false;
+        self.serves |= is_confirmed;
     }
 
     /// Returns true if this node feeds the observer with this id.
@@ -246,8 +311,8 @@ mod tests {
     fn members_the_feeder_and_too_many_are_refused() {
         let now = Instant::now();
         let mut observers = Observers::new(true);
-        assert!(observers.follow(MemberId(9), vec!["http://9".to_owned()]));
-        assert!(!observers.follow(MemberId(9), vec!["http://9".to_owned()]));
+        assert!(observers.follow(MemberId(9), vec!["http://9".to_owned()], Duration::ZERO));
+        assert!(!observers.follow(MemberId(9), vec!["http://9".to_owned()], Duration::ZERO));
         assert!(observers.register(card(9), false, None, 1, now).is_err(), "the feeder");
         assert!(observers.register(card(1), false, None, 1, now).is_err(), "itself");
         assert!(observers.register(card(2), true, None, 1, now).is_err(), "a member");
@@ -271,7 +336,28 @@ mod tests {
         let old = ObserverCard { api_version: Some(Minor(3, 6)), ..card(5) };
         assert!(observers.register(old.clone(), false, Some(Minor(3, 7)), 1, now).is_err());
         assert!(observers.register(old, false, Some(Minor(3, 6)), 1, now).is_ok());
+        let copy = ObserverCard { start: 9, peer_urls: vec!["http://elsewhere".to_owned()], ..card(5) };
+        assert!(observers.register(copy, false, None, 1, now).is_err(), "a copied directory");
         assert!(observers.feeds(5) && observers.remove(5) && !observers.remove(5));
+    }
+
+    #[test]
+    fn entries_wait_for_the_publication_and_one_wrong_feeder_is_left() {
+        let mut observers = Observers::new(false);
+        observers.register(card(5), false, None, 1, Instant::now()).expect("there is room");
+        let message = |to, kind: raftpb::MessageType| raftpb::Message {
+            to: Some(to),
+            r#type: Some(kind as i32),
+            ..raftpb::Message::default()
+        };
+        assert!(observers.hold(message(2, raftpb::MessageType::MsgApp)).is_some(), "a member");
+        assert!(observers.hold(message(5, raftpb::MessageType::MsgHeartbeat)).is_some());
+        assert!(observers.hold(message(5, raftpb::MessageType::MsgApp)).is_none());
+        assert_eq!((observers.take_unpublished().len(), observers.take_unpublished().len()), (1, 0));
+        let mut observers = Observers::new(true);
+        assert!(!observers.differs_from(7, 3) && !observers.differs_from(7, 3), "the same one again");
+        assert!(observers.differs_from(8, 3), "two feeders differ");
+        assert!(Observers::new(true).differs_from(7, 1), "there is no other");
     }
 
     #[test]
@@ -281,7 +367,7 @@ mod tests {
         assert!(!observers.begins_own_round(false, now) && observers.begins_own_round(true, now));
         let later = now + REGISTRATION_INTERVAL;
         assert!(!observers.begins_own_round(true, later), "the first one is under way");
-        observers.own_round_ended();
+        observers.own_round_ended(true);
         assert!(!observers.begins_own_round(true, now) && observers.begins_own_round(true, later));
         assert!(!Observers::new(false).begins_own_round(true, now), "a member needs none");
     }

@@ -24,6 +24,8 @@ pub struct Options {
     pub snapshot_catchup_entries: u64,
     /// True if this node is an observer and no member of the cluster.
     pub observes: bool,
+    /// For an observer: number of feeders that it may choose from.
+    pub feeds: usize,
     /// Mode of automatic compaction.
     pub auto_compaction: AutoCompaction,
     /// Maximum number of revisions removed in one step of a compaction; not 0.

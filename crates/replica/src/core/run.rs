@@ -312,6 +312,9 @@ impl Core {
         for request in requests.drain(..) {
             self.take(request, now)?;
         }
+        if let Some(fatal) = self.observers.take_verdict() {
+            self.end_service(&fatal, now);
+        }
         self.space.room.retry(&mut self.log)?;
         let proposed = self.propose_gathered(now);
         self.hold_departures(now);
@@ -333,6 +336,7 @@ impl Core {
         // The calls from here on rely on this publication: after it, the newest view shows the same state as
         // the machine, unless an entry is partly applied.
         self.publish();
+        self.send_published();
         self.note_stages(now);
         self.answer_questions(now);
         self.answer();

@@ -4,6 +4,7 @@
 use std::sync::{Arc, OnceLock};
 
 use clock::Clock;
+use stdx::zones::{ZoneMemberList, ZoneNetworks};
 
 use crate::browsers::Browsers;
 use crate::credentials::Credentials;
@@ -22,6 +23,8 @@ pub struct Clients {
     pub gateway: bool,
     /// Limits the rate of expensive calls of each client.
     pub expensive: ExpensiveCalls,
+    /// Networks of clients by zone, and what their clients get from MemberList.
+    pub zones: (ZoneNetworks, ZoneMemberList),
     /// Memory budget for all clients together. Not set while no front end serves clients, as in a simulation
     /// and during a start. Boot sets it once, just before it starts the front end.
     pub memory: OnceLock<accounting::Budget>,
@@ -37,6 +40,7 @@ impl Default for Clients {
             browsers: Browsers::default(),
             gateway: true,
             expensive: ExpensiveCalls::default(),
+            zones: Default::default(),
             memory: OnceLock::new(),
         }
     }

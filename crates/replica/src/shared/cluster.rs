@@ -8,7 +8,7 @@ use arc_swap::ArcSwap;
 use machine::Members;
 use numbers::MemberId;
 
-use crate::observing::ObserverStanding;
+use crate::observing::{ObserverCard, ObserverStanding};
 use crate::peer_links::PeerLinks;
 
 /// Id of the leader (0 if none is known), and the times at which a leader was last lost and last elected.
@@ -34,6 +34,10 @@ pub struct Cluster {
     feed_depth: AtomicU8,
     /// For an observer: true while it receives or installs a whole state.
     is_installing: AtomicBool,
+    /// For an observer: id of a feeder whose state differs from its own; 0 for none.
+    avoided: AtomicU64,
+    /// For an observer: what it says about itself.
+    own_card: OnceLock<ObserverCard>,
     /// The observers that this node feeds.
     observers: ArcSwap<Vec<ObserverStanding>>,
 }
@@ -87,6 +91,27 @@ impl Cluster {
     /// Returns the observers that this node feeds, as of the last tick.
     pub fn observers(&self) -> Arc<Vec<ObserverStanding>> {
         self.observers.load_full()
+    }
+
+    /// Records that this observer takes nothing more from this feeder.
+    pub(crate) fn avoid(&self, feeder: u64) {
+        self.avoided.store(feeder, Ordering::Relaxed);
+    }
+
+    /// Returns true if this observer takes nothing from this feeder.
+    pub fn avoids(&self, feeder: u64) -> bool {
+        feeder != 0 && self.avoided.load(Ordering::Relaxed) == feeder
+    }
+
+    /// Sets what this observer says about itself. Called once.
+    pub fn set_own_card(&self, card: ObserverCard) {
+        // An error would mean that it is set already, which does not happen.
+        let _ = self.own_card.set(card);
+    }
+
+    /// Returns what this observer says about itself; `None` for a member.
+    pub fn own_card(&self) -> Option<&ObserverCard> {
+        self.own_card.get()
     }
 
     /// Returns true while this observer receives or installs a whole state.

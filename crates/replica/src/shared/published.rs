@@ -43,6 +43,8 @@ pub struct Published {
     /// compaction at this revision keeps are still present. The core raises this revision and publishes the
     /// state before it removes a version.
     pub removed_through: Revision,
+    /// True if this is an observer whose state differs from that of its feeders, so that nobody may read it.
+    pub is_wrong: bool,
 }
 
 impl Published {
@@ -63,9 +65,9 @@ impl Published {
         debug_assert!(self.removed_through <= self.view.snapshot().current_revision());
     }
 
-    /// Returns true if the CORRUPT alarm names this member: its data differ from those of the other members,
-    /// so clients must not read them.
+    /// Returns true if the CORRUPT alarm names this member, or if it is an observer that found it out itself: its
+    /// data differ from those of the other members, so clients must not read them.
     pub fn is_quarantined(&self, member_id: u64) -> bool {
-        self.alarms.is_raised(AlarmType::Corrupt as i32, member_id)
+        self.is_wrong || self.alarms.is_raised(AlarmType::Corrupt as i32, member_id)
     }
 }

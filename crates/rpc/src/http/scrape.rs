@@ -47,7 +47,8 @@ pub fn scrape(shared: &Shared, counters: &FrontCounters, tells_names: bool) -> S
     if let Some(peers) = shared.cluster.peers() {
         peers::copy_peers(
             &shared.diagnostics.metrics.network,
-            shared.member.identity.member_id,
+            (shared.member.identity.member_id, &shared.member.zone),
+            |id| shared.cluster.observers().iter().any(|observer| observer.card.id == id),
             &peers.figures(),
         );
     }
@@ -77,6 +78,7 @@ fn copy_front(metrics: &Metrics, shards: &[Arc<ShardCounters>]) {
     let sum = |of: fn(&ShardCounters) -> u64| shards.iter().map(|shard| of(shard)).sum();
     metrics.network.client_grpc_received_bytes.raise_to(sum(|shard| shard.bytes_received.load(Relaxed)));
     metrics.network.client_grpc_sent_bytes.raise_to(sum(|shard| shard.bytes_sent.load(Relaxed)));
+    metrics.network.connections_drained.raise_to(sum(|shard| shard.connections_drained.load(Relaxed)));
 }
 
 fn copy_log(metrics: &Metrics, figures: &log::Figures) {

@@ -23,7 +23,9 @@ use super::principal::presented;
 use super::{decode, whole};
 use crate::forwarding;
 use replica::core::{ChangeAttempt, ClientRequest, MemberChange, ReplyBody};
-use replica::shared::Published;
+use replica::observing::ObserverCard;
+use replica::shared::{Published, Shared};
+use stdx::zones::ZoneMemberList;
 
 fn message_of(member: &Member) -> MemberMessage {
     MemberMessage {
@@ -88,7 +90,54 @@ pub(super) async fn member_list(call: &mut Call, message: Bytes) -> Result<Answe
     call.reads(read);
     let state = call.services.state();
     let header = Some(call.services.header(Revision(0), &state));
-    Ok(whole(&MemberListResponse { header, members: messages_of(&state) }))
+    let (networks, list) = &call.shared().clients.zones;
+    let members = match networks.zone_of(call.peer.ip()) {
+        Some(zone) => zone_members(call.shared(), messages_of(&state), zone, *list),
+        None => messages_of(&state),
+    };
+    Ok(whole(&MemberListResponse { header, members }))
+}
+
+/// Returns the list for a client in this zone: the members of its zone and the observers there that this node
+/// knows, those that are connected first; then all others, unless these are wanted alone and one is connected.
+fn zone_members(
+    shared: &Shared,
+    members: Vec<MemberMessage>,
+    zone: &str,
+    list: ZoneMemberList,
+) -> Vec<MemberMessage> {
+    let own = &shared.member;
+    let peers = shared.cluster.peers();
+    let zone_of = |id: u64| match peers {
+        _ if id == own.identity.member_id => own.zone.as_str().into(),
+        Some(peers) => peers.zone(id),
+        None => Arc::from(""),
+    };
+    let is_connected =
+        |id: u64| id == own.identity.member_id || peers.is_some_and(|peers| peers.active_since(id).is_some());
+    let (mut near, far): (Vec<_>, Vec<_>) =
+        members.into_iter().partition(|member| *zone_of(member.id) == *zone);
+    let observers = shared.cluster.observers();
+    let there = observers.iter().filter(|observer| observer.card.zone == zone && observer.is_active);
+    near.extend(there.map(|observer| observer_message(&observer.card)));
+    near.extend(shared.cluster.own_card().filter(|card| card.zone == zone).map(observer_message));
+    // A client of an observer connects to members whose connections only the feeders see.
+    near.sort_by_key(|member| !(own.observes || is_connected(member.id)));
+    let has_near = near.iter().any(|member| own.observes || is_connected(member.id));
+    if list == ZoneMemberList::First || !has_near {
+        near.extend(far);
+    }
+    near
+}
+
+fn observer_message(card: &ObserverCard) -> MemberMessage {
+    MemberMessage {
+        id: card.id,
+        name: card.name.clone(),
+        peer_urls: card.peer_urls.clone(),
+        client_urls: card.client_urls.clone(),
+        is_learner: true,
+    }
 }
 
 /// Proposes a membership change on behalf of root, and waits until it is applied here. `what` is etcd's name

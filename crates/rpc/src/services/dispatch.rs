@@ -23,7 +23,9 @@ use super::principal::{Asker, Principal, Unidentified, UserPermit};
 use super::range::Attempted;
 use super::stages::Begun;
 use super::traced::{Trace, traced_stream};
-use super::{Services, auth, cluster, downgrade, election, kv, lease, lock, maintenance, numbered, range};
+use super::{
+    Services, auth, cluster, connections, downgrade, election, kv, lease, lock, maintenance, numbered, range,
+};
 use crate::http::CallForm;
 
 /// Answers a call with the handler of its method.
@@ -53,6 +55,8 @@ fn dispatch(call: Call, head: &Head, message: Bytes) -> Unary {
         Rpc::MaintenanceHashKv => call.run(maintenance::hash_kv, message),
         Rpc::MaintenanceMoveLeader => call.run(maintenance::move_leader, message),
         Rpc::MaintenanceDowngrade => call.run(downgrade::downgrade, message),
+        Rpc::ConnectionsDrain => call.run(connections::drain, message),
+        Rpc::ConnectionsCount => call.run(connections::count, message),
         Rpc::HealthCheck => call.run(maintenance::health_check, message),
         Rpc::HealthList => call.run(maintenance::health_list, message),
         Rpc::AuthStatus => call.run(auth::status, message),
@@ -219,6 +223,10 @@ impl front::Service for Services {
 
     fn may_wait(&self, method: u16) -> bool {
         method == Rpc::Authenticate as u16
+    }
+
+    fn is_endless(&self, method: u16) -> bool {
+        matches!(numbered(method), Rpc::Watch | Rpc::LeaseKeepAlive | Rpc::ElectionObserve | Rpc::HealthWatch)
     }
 
     fn page_method(&self, path: &str) -> Option<u16> {

@@ -16,7 +16,9 @@ use api::{Code, Status};
 use front::Head;
 use numbers::Revision;
 
-use replica::shared::{Published, Shared};
+use replica::shared::Published;
+#[cfg(doc)]
+use replica::shared::Shared;
 
 const MAX_STALENESS: &str = "mainstay-max-staleness-ms";
 const MIN_REVISION: &str = "mainstay-min-revision";
@@ -44,11 +46,11 @@ impl Freshness {
         Ok((max_staleness.is_some() || min_revision.is_some()).then_some(freshness))
     }
 
-    /// Returns true if this state satisfies the bounds at `now`.
-    pub fn allows(&self, shared: &Shared, state: &Published, now: Instant) -> bool {
+    /// Returns true if this state satisfies the bounds at `now`. `confirmed` is what [`Shared::confirmed_as_of`]
+    /// returned before `state` was loaded: later it may belong to a newer state.
+    pub fn allows(&self, confirmed: Option<Instant>, state: &Published, now: Instant) -> bool {
         let is_fresh = self.max_staleness.is_none_or(|max| {
-            state.reads_local
-                || shared.confirmed_as_of().is_some_and(|at| now.saturating_duration_since(at) <= max)
+            state.reads_local || confirmed.is_some_and(|at| now.saturating_duration_since(at) <= max)
         });
         is_fresh && self.has_revision(state)
     }

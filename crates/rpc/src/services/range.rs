@@ -120,13 +120,14 @@ pub(super) fn at_once(
 ) -> Result<Attempted, Status> {
     let shared = call.shared();
     shared.diagnostics.metrics.mvcc.ranges.inc();
+    let as_of = freshness.and_then(|_| shared.confirmed_as_of());
     let state = shared.state.load();
     if !request.serializable && call.services.learns(&state) {
         return Err(error::NOT_SUPPORTED_FOR_LEARNER);
     }
     let timing = Timing { began: call.services.now(), confirmed: None };
     call.expense(|now| check::range_is_expensive(request, now).into())?;
-    let is_fresh = || freshness.is_none_or(|freshness| freshness.allows(shared, &state, timing.began));
+    let is_fresh = || freshness.is_none_or(|freshness| freshness.allows(as_of, &state, timing.began));
     if request.serializable && is_fresh() || state.reads_local && freshness.is_none() {
         return Ok(match from_state(call, request, timing, state)? {
             Ok(answer) => Attempted::Answered(answer),

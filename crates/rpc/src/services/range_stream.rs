@@ -48,7 +48,8 @@ impl Services {
         let principal = &principal?;
         self.expense(principal, client, |now| check::range_is_expensive(&request, now).into())?;
         let freshness = if request.serializable { freshness? } else { None };
-        let is_fresh = |bound: Freshness| bound.allows(&self.shared, &self.shared.state.load(), self.now());
+        let as_of = self.shared.confirmed_as_of();
+        let is_fresh = |bound: Freshness| bound.allows(as_of, &self.shared.state.load(), self.now());
         let needs_round = freshness.is_some_and(|bound| !is_fresh(bound));
         let waited = self.wait_readable_for(principal, request.serializable && !needs_round).await;
         let state = self.state();

@@ -9,7 +9,7 @@ pub(super) const JSON: &str = "application/json";
 pub(super) const PLAIN: &str = "text/plain; charset=utf-8";
 
 /// Builds a response to another member.
-pub(super) fn answer(
+pub(crate) fn answer(
     status: StatusCode,
     content_type: &'static str,
     body: impl Into<Bytes>,
@@ -21,6 +21,6 @@ pub(super) fn answer(
 }
 
 /// Builds an error response as Go's `http.Error` writes it.
-pub(super) fn refused(status: StatusCode, text: &str) -> Response<Bytes> {
+pub(crate) fn refused(status: StatusCode, text: &str) -> Response<Bytes> {
     answer(status, PLAIN, format!("{text}\n"))
 }

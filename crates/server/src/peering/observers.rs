@@ -108,7 +108,7 @@ pub(super) async fn pass_on(
     let Some(peers) = shared.cluster.peers().filter(|_| leader != 0) else {
         return refused(StatusCode::SERVICE_UNAVAILABLE, "no leader is known");
     };
-    if hops >= HOPS_MAX {
+    if hops > HOPS_MAX {
         return refused(StatusCode::LOOP_DETECTED, "passed on too often: observers may feed each other");
     }
     request.headers_mut().remove(HOPS);

@@ -4,7 +4,7 @@ use std::collections::BTreeSet;
 use std::fmt::Write as _;
 use std::io::{Read as _, Write as _};
 use std::net::{TcpListener, TcpStream};
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize};
+use std::sync::atomic::{AtomicU64, AtomicUsize};
 use std::sync::{Arc, Mutex};
 use std::time::Duration;
 
@@ -155,6 +155,7 @@ pub fn served(given: Given, adjust: impl FnOnce(&mut Published)) -> Served {
         auth: Arc::new(machine.auth.clone()),
         in_use_bytes: machine.in_use_bytes(),
         removed_through: Revision(-1),
+        is_wrong: false,
     };
     adjust(&mut state);
     let shared = Arc::new(shared(state, log.values()));
@@ -539,6 +540,7 @@ fn a_scrape_shows_the_state() {
         auth: Arc::clone(&before.auth),
         in_use_bytes: 7,
         removed_through: Revision(-1),
+        is_wrong: false,
     }));
     let text = served.body("/metrics");
     for (series, expected) in [
@@ -567,11 +569,8 @@ fn a_scrape_sums_what_the_shards_counted() {
             methods,
             bytes_received: AtomicU64::new(1_000),
             bytes_sent: AtomicU64::new(2_000),
-            messages_received: AtomicU64::new(0),
             connections: AtomicUsize::new(1),
-            stands_still: AtomicBool::new(false),
-            too_many_pings: AtomicU64::new(0),
-            stalled_streams: AtomicU64::new(0),
+            ..ShardCounters::new(0)
         })
     };
     assert_eq!(value(&served.body("/metrics"), "etcd_network_client_grpc_sent_bytes_total"), 0.0);

@@ -52,11 +52,7 @@ impl World {
             let quota = self.profile.fails(Fault::Quota);
             let stays =
                 |place: &&Place| raised(place) && (quota || place.process.is_none() || place.lives > 1);
-            let mut raised: Vec<u64> = self.places.iter().filter(stays).map(|place| place.id).collect();
-            // An observer that has lost its data has another id than the one for which it raised an alarm.
-            let all = state.as_ref().map(|state| state.alarms.list(nospace, 0)).unwrap_or_default();
-            let is_gone = |id: &u64| self.places.iter().all(|place| place.id != *id);
-            raised.extend(all.iter().map(|alarm| alarm.member_id).filter(is_gone));
+            let raised: Vec<u64> = self.places.iter().filter(stays).map(|place| place.id).collect();
             if !raised.is_empty() {
                 let alarm = pb::AlarmRequest {
                     action: pb::alarm_request::AlarmAction::Deactivate as i32,

@@ -176,6 +176,7 @@ group! {
         peer_round_trip_time: Labelled<Distribution> = "etcd_network_peer_round_trip_time_seconds" ["To"] exp(0.0001, 2.0, 16), "Round-trip times to a member.";
         peer_sent_bytes: Labelled<Total> = "etcd_network_peer_sent_bytes_total" ["To"], "Bytes sent to a member.";
         peer_received_bytes: Labelled<Total> = "etcd_network_peer_received_bytes_total" ["From"], "Bytes received from a member.";
+        cross_zone_bytes: Labelled<Total> = "mainstay_cross_zone_bytes_total" ["from", "to"], "Bytes sent from the zone of this node to members and observers in another zone.";
         peer_sent_failures: Labelled<Total> = "etcd_network_peer_sent_failures_total" ["To"], "Messages to a member that were dropped or could not be sent.";
         peer_received_failures: Labelled<Total> = "etcd_network_peer_received_failures_total" ["From"], "Messages from a member that could not be decoded, or were dropped for lack of space.";
         active_peers: Labelled<Gauge> = "etcd_network_active_peers" ["Local", "Remote"], "1 for every other member with a working connection.";
@@ -193,6 +194,7 @@ group! {
         client_grpc_received_bytes: Total = "etcd_network_client_grpc_received_bytes_total", "Bytes received from gRPC clients.";
         connections_shed: Total = "mainstay_client_connections_shed_total", "Client connections closed because all clients together held too much memory.";
         connections_refused: Total = "mainstay_client_connections_refused_total", "Client connections closed on accept because too many were open, in all or from one address, or memory was short.";
+        connections_drained: Total = "mainstay_client_connections_drained_total", "Client connections that were told to end because an operator drains connections.";
         expensive_refused: Total = "mainstay_expensive_calls_refused_total", "Calls refused because their client made more expensive calls than --max-expensive-calls.";
         server_stream_failures: Labelled<Counter> = "etcd_network_server_stream_failures_total" ["Type", "API"], "Client streams that failed.";
     }
@@ -232,6 +234,8 @@ group! {
         generation: Labelled<Gauge> = "mainstay_tls_generation" ["listener"], "Times that TLS files were loaded, including at the start.";
         reload_failures: Labelled<Counter> = "mainstay_tls_reload_failures_total" ["listener"], "Times that changed TLS files could not be used; each is logged.";
         reload_failing: Labelled<Gauge> = "mainstay_tls_reload_failing" ["listener"], "1 while the TLS files on disk cannot be used and those loaded before stay in use.";
+        handshakes: Labelled<Counter> = "mainstay_tls_handshakes_total" ["kind"], "Completed TLS handshakes of clients: full, or resumed with a session ticket.";
+        tickets_shared: Gauge = "mainstay_tls_tickets_shared", "1 if clients resume TLS sessions of other members at this member: it leads, or has the leader's secrets.";
         rejected: Labelled<Counter> = "mainstay_tls_rejected_connections_total" ["listener"], "Connections refused by TLS, or closed because TLS would no longer accept them; connections between members are counted only when refused.";
     }
 }

@@ -2,7 +2,8 @@
 
 use std::time::{Duration, SystemTime};
 
-use mainstay_tls::{Event, Refusal, Reloader, Settings};
+use mainstay_tls::{ClientTls, Event, Refusal, Reloader, ServerTls, Settings};
+use rustls::HandshakeKind;
 
 use crate::pki::{
     Authority, Clock, Files, NEXT_LIST, NOW, at, client_of, meet, params, params_for, server_of,
@@ -236,6 +237,62 @@ fn nobody_resumes_what_began_before_a_reload() {
     assert!(matches!(polled(&mut reloader), Some(Event::Reloaded { .. })));
     assert_eq!(kind(), Some(rustls::HandshakeKind::Full));
     assert_eq!(kind(), Some(rustls::HandshakeKind::Resumed));
+}
+
+#[test]
+fn a_client_resumes_at_another_member_only_under_the_same_policy() {
+    let (clock, authority) = (Clock::new(), Authority::new("ca"));
+    let list = authority.revoke(&[]);
+    let member = |name: &str| {
+        let (files, own) = (Files::new(), authority.issue(params_for(name, &["a"])));
+        let settings = Settings {
+            client_cert_auth: true,
+            crl_file: Some(files.write("crl", &list)),
+            ..files.settings(name, &own, Some(&authority))
+        };
+        let (server, tls, reloader) = server_of(settings, &clock);
+        (server, tls, reloader, files)
+    };
+    let (one, first, mut one_reloader, one_files) = member("one");
+    let (other, second, mut reloader, files) = member("other");
+    let user = |serial: u8| {
+        let mut params = params("user");
+        params.serial_number = Some(rcgen::SerialNumber::from_slice(&[serial]));
+        client_of(files.settings("user", &authority.issue(params), Some(&authority)), &clock)
+    };
+    let (alice, bob) = (user(5), user(6));
+    let kind = |server: &ServerTls, client: &ClientTls| {
+        let met = meet(server, client, "a");
+        if let Err(error) = &met.server_result {
+            return Err(Refusal::behind(error).expect("a refusal").to_string());
+        }
+        let kind = met.server.handshake_kind().expect("the handshake is complete");
+        server.admit(met.server.peer_certificates()).map(|_| kind).map_err(|refusal| refusal.to_string())
+    };
+    let (full, resumed) = (Ok(HandshakeKind::Full), Ok(HandshakeKind::Resumed));
+    assert_eq!(kind(&one, &alice), full);
+    assert_eq!(kind(&other, &alice), full, "each member has secrets of its own");
+    second.tickets().adopt(&first.tickets().offer(at(NOW)), at(NOW)).expect("a good offer");
+    assert_eq!(kind(&one, &alice), full, "this ticket is of the other member's own secret");
+    assert_eq!(kind(&other, &alice), resumed);
+    assert_eq!(kind(&one, &alice), resumed);
+    assert_eq!(kind(&one, &bob), full);
+
+    // The other member is the first to learn that Bob is revoked.
+    let revoked = authority.revoke(&[&[6]]);
+    files.write("crl", &revoked);
+    assert!(matches!(polled(&mut reloader), Some(Event::Reloaded { .. })));
+    let refusal = Err(Refusal::Revoked { serial: "06".to_owned() }.to_string());
+    assert_eq!(kind(&other, &bob), refusal, "with a ticket of the first member");
+    assert_eq!(kind(&other, &alice), full);
+    assert_eq!(kind(&other, &alice), resumed);
+    assert_eq!(kind(&one, &alice), full, "the first member has another list");
+    assert_eq!(kind(&one, &bob), full);
+    one_files.write("crl", &revoked);
+    assert!(matches!(polled(&mut one_reloader), Some(Event::Reloaded { .. })));
+    assert_eq!(kind(&one, &bob), refusal);
+    assert_eq!(kind(&one, &alice), full);
+    assert_eq!(kind(&other, &alice), resumed, "both have the same list again");
 }
 
 /// Long after the last change, files are only checked by their stamps and not read.

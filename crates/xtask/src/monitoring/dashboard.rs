@@ -529,7 +529,7 @@ const ROWS: &[(&str, &[Written])] = &[
             chart(
                 "Connections closed and calls refused",
                 "cps",
-                "What the member did to protect itself from overload by clients.",
+                "What the member did to protect itself from overload by clients, and connections that an operator drains.",
                 &[
                     (
                         "rate(mainstay_client_connections_shed_total{#}[$__rate_interval])",
@@ -538,6 +538,10 @@ const ROWS: &[(&str, &[Written])] = &[
                     (
                         "rate(mainstay_client_connections_refused_total{#}[$__rate_interval])",
                         "{{instance}} refused",
+                    ),
+                    (
+                        "rate(mainstay_client_connections_drained_total{#}[$__rate_interval])",
+                        "{{instance}} drained",
                     ),
                     (
                         "rate(mainstay_expensive_calls_refused_total{#}[$__rate_interval])",
@@ -572,6 +576,15 @@ const ROWS: &[(&str, &[Written])] = &[
                     "rate(mainstay_tls_rejected_connections_total{#}[$__rate_interval])",
                     "{{instance}} {{listener}}",
                 )],
+            ),
+            chart(
+                "TLS handshakes of clients",
+                "cps",
+                "Full, or resumed with a session ticket; 1 while sessions of other members are resumed, too.",
+                &[
+                    ("rate(mainstay_tls_handshakes_total{#}[$__rate_interval])", "{{instance}} {{kind}}"),
+                    ("mainstay_tls_tickets_shared{#}", "{{instance}} shared"),
+                ],
             ),
             chart(
                 "Audit log",

@@ -76,10 +76,7 @@ impl Core {
             match want {
                 RoundRequest::Read(request_id) => self.reads.readable(request_id, times),
                 RoundRequest::Observer(number) => self.answer_observer(number),
-                RoundRequest::Own => {
-                    self.observers.own_round_ended();
-                    self.lifecycle.serve();
-                }
+                RoundRequest::Own => self.observers.own_round_ended(true),
                 // Leadership was lost while the request waited. The lease clocks now run on the next leader,
                 // so the client has to ask that member.
                 want if !self.leadership.leads() => {
@@ -126,7 +123,7 @@ impl Core {
         for want in retried.expired {
             match want {
                 RoundRequest::Observer(number) => drop(self.observers.take_read(number)),
-                RoundRequest::Own => self.observers.own_round_ended(),
+                RoundRequest::Own => self.observers.own_round_ended(false),
                 want => {
                     self.shared.diagnostics.metrics.server.read_indexes_failed.inc();
                     if let Some(request_id) = want.request_id() {
@@ -544,6 +541,7 @@ impl Core {
             auth: Arc::clone(&self.publication.auth),
             in_use_bytes: self.machine.in_use_bytes(),
             removed_through,
+            is_wrong: self.lifecycle.is_parked() && self.observers.observes(),
         };
         published.assert_follows(&self.shared.state.load());
         self.shared.state.store(Arc::new(published));
@@ -560,8 +558,8 @@ impl Core {
             }
         }
         // As in etcd, a member serves clients once its first proposal is applied, which proves that it has
-        // applied all entries committed before its start.
-        if self.attributes.have_caught_up() {
+        // applied all entries committed before its start. A round of an observer proves the same.
+        if self.attributes.have_caught_up() || self.observers.serves() {
             self.lifecycle.serve();
         }
     }

@@ -129,7 +129,9 @@ impl Core {
     fn take_from_control(&mut self, request: ControlRequest, now: Instant) -> Result<(), Fatal> {
         match request {
             ControlRequest::Corrupt(member_id) => self.raise_corrupt(member_id),
-            ControlRequest::DiffersFromFeeder(feeder, index) => self.leave_service(feeder, index, now),
+            ControlRequest::DiffersFromFeeder(feeder, index) => {
+                self.differs_from_feeder(feeder, index)?;
+            }
             ControlRequest::ClusterVersion(version) => self.set_cluster_version(version),
             ControlRequest::Downgraded(version) => self.end_downgrade(&version),
             ControlRequest::Stop => {

@@ -124,9 +124,9 @@ impl Core {
 
     /// Raises this member's NOSPACE alarm for this cause.
     pub(super) fn raise_no_space(&mut self, cause: Cause, now: Instant) {
-        // The alarm stops the writes of the whole cluster, which does not need the disk of an observer.
-        let raises = !self.observers.observes() || planted::is(planted::Bug::ObserverRaisesAlarm);
-        if !raises && cause == Cause::Disk {
+        // The alarm stops the writes of the whole cluster, which depends neither on the disk of an observer nor
+        // on its view of the quota, which may be old.
+        if self.observers.observes() && !planted::is(planted::Bug::ObserverRaisesAlarm) {
             return;
         }
         let present =

@@ -166,7 +166,8 @@ impl Core {
             self.install.cut_off(now);
         }
         self.publication.request();
-        self.shared.cluster.fed_by(self.observers.feeder(), raft_status.leader.is_some());
+        let is_fed = self.observers.observes() && self.node.source().is_some();
+        self.shared.cluster.fed_by(self.observers.feeder(), is_fed);
         let Some(before) = stood.was else { return };
         self.reads.ask_again();
         if planted::is(planted::Bug::ProposedAgainEarly) && raft_status.leader.is_some() {

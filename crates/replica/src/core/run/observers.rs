@@ -112,7 +112,7 @@ impl Core {
         urls: Vec<String>,
         heartbeat_interval: Duration,
     ) -> Result<(), Fatal> {
-        if !self.observers.follow(id, urls) {
+        if self.shared.cluster.avoids(id.0) || !self.observers.follow(id, urls, heartbeat_interval) {
             return Ok(());
         }
         self.logger.info("following a feeder", &[("feeder", Value::Id(id.0))]);
@@ -122,21 +122,32 @@ impl Core {
         let silence_max = 4 * heartbeat_interval.as_millis() / tick;
         let silence_max = u64::try_from(silence_max).unwrap_or(u64::MAX);
         self.step(Event::FeederChosen { feeder: id, silence_max })?;
-        self.shared.cluster.fed_by(id, self.node.status().leader.is_some());
+        self.shared.cluster.fed_by(id, self.node.source().is_some());
         Ok(())
     }
 
-    /// Takes this observer out of service, because its state differs from that of its feeder.
-    pub(super) fn leave_service(&mut self, feeder: u64, index: Index, now: Instant) {
+    /// Leaves a feeder whose state differs from that of this observer. If this observer is the one that is wrong,
+    /// takes it out of service.
+    pub(super) fn differs_from_feeder(&mut self, feeder: u64, index: Index) -> Result<(), Fatal> {
         if !self.observers.observes() {
-            return;
+            return Ok(());
         }
-        self.logger.error(
-            "OUT OF SERVICE: the state of this observer differs from that of its feeder; find out with `mainstay ctl \
-             endpoint hashkv --cluster` whether the members agree; then delete this observer's data directory",
-            &[("feeder", Value::Id(feeder)), ("index", Value::Uint(index.0))],
-        );
-        let why = format!("its state differs from that of the feeder {feeder:x}");
-        self.end_service(&machine::Fatal { index, why, is_unreadable: false }, now);
+        let fields = [("feeder", Value::Id(feeder)), ("index", Value::Uint(index.0))];
+        if self.observers.differs_from(feeder, self.options.feeds) {
+            self.logger.error(
+                "OUT OF SERVICE: the state of this observer differs from that of its feeders; find out with `mainstay ctl \
+                 endpoint hashkv --cluster` whether the members agree; then delete this observer's data directory",
+                &fields,
+            );
+            let why = format!("its state differs from that of the feeder {feeder:x}");
+            self.observers.condemn(machine::Fatal { index, why, is_unreadable: false });
+            return Ok(());
+        }
+        self.logger
+            .error("the state of a feeder differs from that of this observer, which leaves it", &fields);
+        self.shared.cluster.avoid(feeder);
+        self.observers.unfollow();
+        self.tell_members();
+        self.step(Event::FeederChosen { feeder: MemberId::NONE, silence_max: 0 })
     }
 }

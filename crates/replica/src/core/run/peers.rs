@@ -78,10 +78,24 @@ impl Core {
             if message.r#type == Some(MessageType::MsgSnap as i32) {
                 self.outgoing.want(message);
             } else {
-                rest.push(message);
+                rest.extend(self.observers.hold(message));
             }
         }
         peers.send(rest);
+    }
+
+    /// Sends observers the entries that are published now.
+    pub(super) fn send_published(&mut self) {
+        // While an entry is partly applied, the published state lacks the entries before it, too.
+        if !self.machine.is_whole() {
+            return;
+        }
+        let messages = self.observers.take_unpublished();
+        if !messages.is_empty()
+            && let Some(peers) = self.shared.cluster.peers()
+        {
+            peers.send(messages);
+        }
     }
 
     /// Orders the reading of entries that a follower needs and that are no longer in memory.

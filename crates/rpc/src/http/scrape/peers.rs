@@ -1,5 +1,7 @@
 //! Copies the counts of the peer crate about other members into the metrics.
 
+use std::collections::BTreeMap;
+
 use peer::{Figures, Histogram, SnapshotFigures};
 use telemetry::metrics::{Distribution, NetworkMetrics};
 
@@ -8,9 +10,17 @@ const UNKNOWN_SNAPSHOT_SENDER: &str = "UNKNOWN_SNAPSHOT_SENDER";
 
 /// Copies the counts about other members. As in etcd, the series about snapshots exist only for members to
 /// which a snapshot was sent or from which a snapshot was received.
-pub(super) fn copy_peers(to: &NetworkMetrics, local: u64, figures: &Figures) {
+///
+/// Observers have no series of their own, because new ones may come again and again.
+pub(super) fn copy_peers(
+    to: &NetworkMetrics,
+    (local, zone): (u64, &str),
+    is_observer: impl Fn(u64) -> bool,
+    figures: &Figures,
+) {
+    copy_zones(to, zone, figures);
     let local = format!("{local:x}");
-    for (id, peer) in &figures.peers {
+    for (id, peer) in figures.peers.iter().filter(|(id, _)| !is_observer(**id)) {
         let id = format!("{id:x}");
         let (one, both) = (&[id.as_str()][..], &[local.as_str(), id.as_str()][..]);
         copy_histogram(&to.peer_round_trip_time.with(one), &peer.round_trips);
@@ -40,6 +50,19 @@ pub(super) fn copy_peers(to: &NetworkMetrics, local: u64, figures: &Figures) {
     }
 }
 
+/// Adds up what was sent to other zones. Nodes that announce no zone are in none.
+fn copy_zones(to: &NetworkMetrics, own: &str, figures: &Figures) {
+    let mut sent: BTreeMap<&str, u64> = BTreeMap::new();
+    for peer in figures.peers.values().filter(|peer| !peer.zone.is_empty() && *peer.zone != *own) {
+        *sent.entry(&peer.zone).or_default() += peer.sent_bytes;
+    }
+    if !own.is_empty() {
+        for (zone, bytes) in sent {
+            to.cross_zone_bytes.with(&[own, zone]).raise_to(bytes);
+        }
+    }
+}
+
 fn has_any(snapshots: &SnapshotFigures) -> bool {
     snapshots.successes + snapshots.failures + snapshots.in_flight > 0
 }
@@ -59,8 +82,6 @@ fn copy_histogram(to: &Distribution, from: &Histogram) {
 
 #[cfg(test)]
 mod tests {
-    use std::collections::BTreeMap;
-
     use peer::PeerFigures;
     use telemetry::metrics::{Metrics, MetricsDetail};
 
@@ -105,7 +126,7 @@ mod tests {
         let metrics = Metrics::new(&[], MetricsDetail::Basic);
         metrics.network.set_members(0xab, [0xab, 0xcd, 0xef].into_iter());
         metrics.network.set_members(0xab, [0xab, 0xcd].into_iter());
-        copy_peers(&metrics.network, 0xab, &figures(0xcd));
+        copy_peers(&metrics.network, (0xab, "b"), |_| false, &figures(0xcd));
         // Copy again, with another member that was never contacted, and without one that is gone.
         let mut later = figures(0xcd);
         later.peers.insert(0xef, PeerFigures::default());
@@ -113,8 +134,9 @@ mod tests {
             peer.active = false;
             peer.sent_bytes = 150;
             peer.snapshots_sent.in_flight = 0;
+            peer.zone = "c".into();
         }
-        copy_peers(&metrics.network, 0xab, &later);
+        copy_peers(&metrics.network, (0xab, "b"), |_| false, &later);
         let mut text = String::new();
         metrics.render(&mut text);
         for (series, expected) in [
@@ -144,6 +166,8 @@ mod tests {
         ] {
             assert_eq!(value(&text, &format!("etcd_network_{series}")), expected, "{series}");
         }
+        let other_zones = value(&text, "mainstay_cross_zone_bytes_total{from=\"b\",to=\"c\"}");
+        assert!((other_zones - 150.0).abs() < 1e-9, "{other_zones}");
         assert!(!text.contains("snapshot_send_success{To=\"ef\"}"), "no snapshot was sent to it");
     }
 }

@@ -272,6 +272,7 @@ fn published(store: &mut Store, leader: u64, removed_through: Revision) -> Publi
         auth: Arc::default(),
         in_use_bytes: 0,
         removed_through,
+        is_wrong: false,
     }
 }
 

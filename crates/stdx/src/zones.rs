@@ -1,0 +1,163 @@
+//! The networks of the clients of each zone, and what their clients get from MemberList.
+
+use std::fmt;
+use std::net::IpAddr;
+
+/// What a client in a zone gets from MemberList.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum ZoneMemberList {
+    /// All members, in the usual order.
+    #[default]
+    Off,
+    /// The members and observers of its zone before all others.
+    First,
+    /// The members and observers of its zone alone, while one of them is connected.
+    Only,
+}
+
+/// A network of clients: an address and the number of its leading bits that all addresses of the network share.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Network {
+    address: IpAddr,
+    bits: u8,
+}
+
+impl Network {
+    /// Parses `ADDRESS/BITS`; without `/BITS` the network is that address alone.
+    fn parse(text: &str) -> Option<Network> {
+        let (address, bits) = match text.split_once('/') {
+            Some((address, bits)) => (address, Some(bits)),
+            None => (text, None),
+        };
+        let address: IpAddr = address.parse().ok()?;
+        let most = if address.is_ipv4() { 32 } else { 128 };
+        let bits = match bits {
+            Some(bits) => bits.parse().ok().filter(|bits| *bits <= most)?,
+            None => most,
+        };
+        Some(Network { address, bits })
+    }
+
+    /// Returns true if the address is in this network. An IPv4 address in the form of IPv6 counts as IPv4.
+    pub fn contains(&self, address: IpAddr) -> bool {
+        let (own, other) = match (self.address, address.to_canonical()) {
+            (IpAddr::V4(own), IpAddr::V4(other)) => {
+                (u128::from(own.to_bits()) << 96, u128::from(other.to_bits()) << 96)
+            }
+            (IpAddr::V6(own), IpAddr::V6(other)) => (own.to_bits(), other.to_bits()),
+            _ => return false,
+        };
+        self.bits == 0 || (own ^ other) >> (128 - u32::from(self.bits)) == 0
+    }
+}
+
+/// The networks of clients by zone.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct ZoneNetworks(Vec<(String, Network)>);
+
+/// Error of a zone or of a network in a list.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ZoneError {
+    item: String,
+    why: &'static str,
+}
+
+impl fmt::Display for ZoneError {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{:?} {}", self.item, self.why)
+    }
+}
+
+impl std::error::Error for ZoneError {}
+
+/// Maximum length of the name of a zone in bytes.
+const NAME_BYTES_MAX: usize = 64;
+
+/// Checks the name of a zone.
+///
+/// # Errors
+///
+/// Returns an error if the name is too long or has other characters than letters, digits, dots, dashes and
+/// underscores of ASCII.
+pub fn check_name(name: &str) -> Result<(), ZoneError> {
+    let is_allowed = |byte: u8| byte.is_ascii_alphanumeric() || b".-_".contains(&byte);
+    if name.len() <= NAME_BYTES_MAX && name.bytes().all(is_allowed) {
+        return Ok(());
+    }
+    let why = "is no name of a zone: at most 64 letters, digits, dots, dashes and underscores";
+    Err(ZoneError { item: name.to_owned(), why })
+}
+
+impl ZoneNetworks {
+    /// Parses a list of `ZONE=ADDRESS/BITS`.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error that names the first item that is not valid.
+    pub fn parse(items: &[String]) -> Result<ZoneNetworks, ZoneError> {
+        let mut networks = Vec::with_capacity(items.len());
+        for item in items.iter().filter(|item| !item.is_empty()) {
+            let refused = |why| ZoneError { item: item.clone(), why };
+            let (zone, network) = item.split_once('=').ok_or_else(|| refused("is not ZONE=ADDRESS/BITS"))?;
+            check_name(zone)?;
+            let network = Network::parse(network.trim()).ok_or_else(|| refused("names no network"))?;
+            if zone.is_empty() {
+                return Err(refused("names no zone"));
+            }
+            networks.push((zone.to_owned(), network));
+        }
+        // The network with the most bits decides.
+        networks.sort_by_key(|(_, network)| std::cmp::Reverse(network.bits));
+        Ok(ZoneNetworks(networks))
+    }
+
+    /// Returns the zone of a client; `None` if its address is in none of the networks.
+    pub fn zone_of(&self, address: IpAddr) -> Option<&str> {
+        self.0.iter().find(|(_, network)| network.contains(address)).map(|(zone, _)| zone.as_str())
+    }
+
+    /// Returns true if there are no networks.
+    pub fn is_empty(&self) -> bool {
+        self.0.is_empty()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn parse(list: &str) -> Result<ZoneNetworks, ZoneError> {
+        ZoneNetworks::parse(&list.split(',').map(str::to_owned).collect::<Vec<_>>())
+    }
+
+    #[test]
+    fn the_narrowest_network_decides() {
+        let networks = parse("a=10.0.0.0/8,b=10.1.0.0/16,c=fd00::/16,d=10.1.2.3").expect("sound");
+        let zone = |address: &str| networks.zone_of(address.parse().expect("an address"));
+        assert_eq!(zone("10.2.0.1"), Some("a"));
+        assert_eq!(zone("10.1.0.1"), Some("b"));
+        assert_eq!(zone("10.1.2.3"), Some("d"));
+        assert_eq!(zone("::ffff:10.1.2.3"), Some("d"));
+        assert_eq!(zone("fd00::1"), Some("c"));
+        assert_eq!(zone("192.168.0.1"), None);
+        assert_eq!(parse("a=0.0.0.0/0").expect("sound").zone_of([1, 2, 3, 4].into()), Some("a"));
+        assert!(parse("").expect("sound").is_empty());
+    }
+
+    #[test]
+    fn what_is_not_valid_is_named() {
+        for bad in [
+            "a",
+            "a=",
+            "a=10.0.0.0/33",
+            "a=fd00::/129",
+            "a=x/8",
+            "=10.0.0.0/8",
+            "a b=10.0.0.0/8",
+            "a=1.2.3.4/-1",
+        ] {
+            let refused = parse(bad).expect_err(bad);
+            assert!(refused.to_string().contains(bad.split('=').next().expect("a part")), "{refused}");
+        }
+    }
+}
