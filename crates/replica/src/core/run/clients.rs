@@ -76,7 +76,14 @@ impl Core {
             match want {
                 RoundRequest::Read(request_id) => self.reads.readable(request_id, times),
                 RoundRequest::Observer(number) => self.answer_observer(number),
-                RoundRequest::Own => self.observers.own_round_ended(true),
+                RoundRequest::Own => {
+                    // This observer begins to serve with the next publication, for which there may be no other
+                    // reason.
+                    if !self.observers.serves() {
+                        self.publication.request();
+                    }
+                    self.observers.own_round_ended(true);
+                }
                 // Leadership was lost while the request waited. The lease clocks now run on the next leader,
                 // so the client has to ask that member.
                 want if !self.leadership.leads() => {
