@@ -240,6 +240,24 @@ bugs! {
     /// server: connections stay open although their certificates were revoked, or their certificate
     /// authorities are no longer trusted.
     RevokedConnectionsKept = "revoked-connections-kept";
+    /// core: a feeder answers a read of an observer without a round, as if it knew everything that is
+    /// committed.
+    ObserverReadWithoutRound = "observer-read-without-round";
+    /// core: a feeder confirms a read of an observer with the index 1, so that the observer serves it before it
+    /// has applied what the read requires.
+    ObserverReadWithoutIndex = "observer-read-without-index";
+    /// consensus: a feeder sends its observers entries that it has not applied, and that may be replaced.
+    UnappliedFed = "unapplied-fed";
+    /// consensus: a feeder passes proposals of its observers on in any term and without the term to which they
+    /// are bound, although the observer may propose them again.
+    ObserverProposalUnbound = "observer-proposal-unbound";
+    /// core: an observer that feeds another one names itself as a learner in the snapshots that it sends.
+    ObserverNamedInSnapshot = "observer-named-in-snapshot";
+    /// core: an observer that lacks space raises the NOSPACE alarm, which stops the writes of the cluster.
+    ObserverRaisesAlarm = "observer-raises-alarm";
+    /// core: the staleness of the state is counted from the end of a round, although the round says nothing about
+    /// what was committed after it began.
+    StalenessFromAnswer = "staleness-from-answer";
 }
 
 /// A kind of work whose amount in one step must be bounded.

@@ -40,12 +40,14 @@ use tokio::task::LocalSet;
 
 use crate::assembly::{Assembled, Setting, assemble};
 use crate::joining;
+use crate::observing::Registration;
 use crate::options::{check_options, storage_options};
 use clock::{Clock, HandClock};
 use config::Config;
 use consistency::monitor::{self, LeaderChecks};
 use replica::core::{ControlRequest, Core, CoreRequest, Fatal, StorageRequest};
 use replica::credentials::{CredentialOptions, Credentials};
+use replica::observing::REGISTRATION_INTERVAL;
 use replica::peer_links::PeerLinks;
 use replica::shared::{LogEventQueue, Shared};
 use replica::transfer::ReceiveError;
@@ -55,6 +57,7 @@ use storage::catch_up;
 use storage::checkpointer::{Checkpointer, Order, Step};
 use storage::clean_shutdown::CleanShutdown;
 use storage::compaction_hash::{Computing, Job};
+use storage::observer_mark;
 use storage::opening::{self, LogEvents, Opening};
 use telemetry::logging::Logger;
 
@@ -86,8 +89,9 @@ pub struct Setup {
     pub segment_bytes: u32,
     /// Thresholds at which checkpoints are taken and space is reclaimed.
     pub thresholds: Thresholds,
-    /// Identity and first entries for a member without data; must be given at every start. If `None`, the
-    /// member forms a cluster with the members of its configuration.
+    /// Identity and first entries for a member without data; must be given at every start. If `None`, the member
+    /// forms a cluster with the members of its configuration. An observer without data takes the cluster from it,
+    /// and its own id from the mark of its directory or from `seed`.
     pub beginning: Option<Beginning>,
     /// Switches for tests; a real process uses the defaults.
     pub switches: Switches,
@@ -131,12 +135,14 @@ pub struct Stepped {
     _lock: disk::Lock,
 }
 
-/// Starts the tasks of a member: the tasks of its services, and the leader's checks.
+/// Starts the tasks of a member: the tasks of its services, and the leader's checks. An observer also gets the
+/// task that keeps it registered with a feeder.
 fn serve(
     local: &LocalSet,
     shared: &Arc<Shared>,
     logger: Arc<Logger>,
     mut leader_checks: LeaderChecks,
+    registration: Option<Registration>,
 ) -> (Rc<Services>, Close) {
     let (close, closing) = Closing::by_hand();
     let services = {
@@ -156,6 +162,15 @@ fn serve(
             leader_checks.turn(clock.now()).await;
         }
     });
+    if let Some(mut registration) = registration {
+        let clock = shared.member.clock.clone();
+        local.spawn_local(async move {
+            loop {
+                registration.turn().await;
+                clock.sleep(REGISTRATION_INTERVAL).await;
+            }
+        });
+    }
     (services, close)
 }
 
@@ -226,9 +241,15 @@ impl Stepped {
             segment_bytes: Some(segment_bytes),
             seed: Some(seed),
             switches,
-            begin: &|| {
-                let formed = || joining::form_alone(&config).map_err(Into::into);
-                beginning.clone().map_or_else(formed, Ok)
+            begin: &|| match beginning.clone() {
+                Some(mut beginning) if config.observer.is_some() => {
+                    let member_dir = config.storage.data_dir.join("member");
+                    let random = stdx::Random::new(seed).number().max(1);
+                    beginning.identity.member_id = observer_mark::id(&*disk, &member_dir, random)?;
+                    Ok(beginning)
+                }
+                Some(beginning) => Ok(beginning),
+                None => joining::form_alone(&config).map_err(Into::into),
             },
         })?;
         opened.report(&logger, clock.now() - began);
@@ -262,8 +283,10 @@ impl Stepped {
         } = assemble(setting, opened);
         shared.cluster.set_peers(links);
         let leader_checks = LeaderChecks::new(&shared, &logger, &check_options(&config));
+        let observer = config.observer.as_ref();
+        let registration = observer.map(|observer| Registration::new(&shared, &logger, &config, observer));
         let local = LocalSet::new();
-        let (services, close) = serve(&local, &shared, logger, leader_checks);
+        let (services, close) = serve(&local, &shared, logger, leader_checks, registration);
         let mut core = Core::new(parts);
         core.begin();
         let mut stepped = Stepped {
@@ -644,6 +667,23 @@ impl Stepped {
     /// Returns the durable end of the log; `None` before the first write.
     pub fn log_end(&self) -> Option<LogEnd> {
         self.shared.data.values.log_end()
+    }
+
+    /// Returns a time, by this member's clock, such that the published state contains every write that was
+    /// acknowledged before it; `None` if no such time is known.
+    pub fn confirmed_as_of(&self) -> Option<Instant> {
+        self.shared.confirmed_as_of()
+    }
+
+    /// Returns the id of the feeder that this observer follows; `None` if there is none, or if this is a member.
+    pub fn feeder(&self) -> Option<u64> {
+        self.shared.cluster.feeder()
+    }
+
+    /// Returns the ids of the observers that this node feeds and that have answered lately, as of the last tick.
+    pub fn active_observers(&self) -> Vec<u64> {
+        let observers = self.shared.cluster.observers();
+        observers.iter().filter(|standing| standing.is_active).map(|standing| standing.card.id).collect()
     }
 
     /// Returns the ids of the member and its cluster.

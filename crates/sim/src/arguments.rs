@@ -28,11 +28,15 @@ mainstay-sim: simulates clusters of Mainstay; a seed decides everything
   --no-work A,B        work that clients do not do
   --do-work A,B        work that clients do whatever the seed says
   --members N          members at the beginning
+  --observers N        observers, 0 to 4
   --chaos SECONDS      how long faults happen
   --clients N          clients at most
   --bug NAME           plants a bug (needs a build with --features planted)
 
 Exits with 1 if something did not hold.";
+
+/// Largest value of `--observers`.
+const OBSERVERS_MAX: usize = 4;
 
 /// Action that the command line selects.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -158,6 +162,10 @@ impl Arguments {
                     let members = usize::try_from(number(&name, value())?).unwrap_or(1);
                     arguments.options.members = Some(members.clamp(1, 9));
                 }
+                "--observers" => {
+                    let observers = usize::try_from(number(&name, value())?).unwrap_or(0);
+                    arguments.options.observers = Some(observers.min(OBSERVERS_MAX));
+                }
                 "--no-work" => arguments.options.without_work = kinds(&name, value(), Work::ALL, Work::name)?,
                 "--worker" => worker = Some(number(&name, value())?),
                 "--bug" => {
@@ -199,6 +207,9 @@ impl Arguments {
         }
         if let Some(members) = self.options.members {
             words.push(format!("--members={members}"));
+        }
+        if let Some(observers) = self.options.observers {
+            words.push(format!("--observers={observers}"));
         }
         let names: Vec<&str> = self.options.without_work.iter().map(|work| work.name()).collect();
         if !names.is_empty() {

@@ -1,12 +1,15 @@
 //! Checks the properties that must hold after every step under any fault: raft's five properties, and
 //! Mainstay's own invariants.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use machine::StateTrail;
 use numbers::{Index, Revision, Term};
 
 use crate::network::Host;
+
+/// Number of an observer's newest entries that are compared with the committed ones after each step.
+const FOLLOWED_MAX: u64 = 32;
 
 /// State of a member that the checks read after a step.
 #[derive(Clone, Debug, Default)]
@@ -111,6 +114,8 @@ pub struct Checks {
     /// Candidate that each member voted for in each term, by member id and term.
     votes: BTreeMap<(u64, Term), u64>,
     members: BTreeMap<Host, Member>,
+    /// Places of observers. Their terms may go back, and all their entries are committed.
+    pub observers: BTreeSet<Host>,
     /// True if disks may fail to return data that was written.
     pub reads_fail: bool,
 }
@@ -160,7 +165,9 @@ impl Checks {
     /// Returns an error if the promised entry is not durable.
     pub fn promises(&mut self, place: Host, term: Term, stored_through: Option<Index>) -> Result<(), String> {
         let member = self.members.entry(place).or_default();
-        member.promised = member.promised.max(term);
+        if !self.observers.contains(&place) {
+            member.promised = member.promised.max(term);
+        }
         // The check applies only to the current term. Entries stored in an earlier term may have been
         // replaced since, by the same sync that made the message ready. A message of an earlier term has no
         // effect anyway, like one that the network delayed.
@@ -208,7 +215,8 @@ impl Checks {
         let life_goes_on = before.standing.life == now.life;
         if life_goes_on {
             let was = &before.standing;
-            if now.term < was.term || now.commit < was.commit || now.applied < was.applied {
+            let is_older = now.term < was.term && !self.observers.contains(&place);
+            if is_older || now.commit < was.commit || now.applied < was.applied {
                 return Err(format!("member {place} went back: from {was:?} to {now:?}"));
             }
         } else {
@@ -252,6 +260,9 @@ impl Checks {
         }
         if now.leads {
             self.led(place, &now, term)?;
+        }
+        if self.observers.contains(&place) {
+            self.follows(place, &now, term)?;
         }
         self.commits(place, &now, &was_voters, term)?;
         self.applies(place, &now, trail)
@@ -317,6 +328,34 @@ impl Checks {
                     "member {place} leads in term {} without entry {index} of term {entry_term}, committed in \
                      term {commit_term}",
                     now.term
+                ));
+            }
+        }
+        Ok(())
+    }
+
+    /// Checks the log of an observer: its feeder has applied all entries, so they are committed. An entry that
+    /// is not could be replaced in the cluster, but never at the observer.
+    fn follows(
+        &self,
+        place: Host,
+        now: &Standing,
+        term: &dyn Fn(Index) -> Option<Term>,
+    ) -> Result<(), String> {
+        if now.last > self.commit() {
+            return Err(format!(
+                "the observer at {place} has entry {}, but only {} is committed",
+                now.last,
+                self.commit()
+            ));
+        }
+        for index in now.last.saturating_sub(FOLLOWED_MAX).max(now.first).max(Index(1)).through(now.last) {
+            let known = self.committed[usize::try_from(index.0 - 1).unwrap_or(0)].term;
+            if let Some(own) = term(index)
+                && own != known
+            {
+                return Err(format!(
+                    "the observer at {place} has entry {index} of term {own}, committed is one of term {known}"
                 ));
             }
         }

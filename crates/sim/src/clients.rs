@@ -7,6 +7,7 @@ use numbers::LeaseId;
 use oracle::Outcome;
 use server::stepped::Stepped;
 
+use crate::faults::DRIFT_MAX_PPM;
 use crate::forgery::Known;
 use crate::member::{Caller, Done, Heard, Place};
 use crate::network::{CLIENTS, Host, Passage, SILENCE_MAX};
@@ -49,6 +50,66 @@ fn print(now: Nanos, record: &oracle::Operation) {
         crate::text::request(&record.request),
         crate::text::outcome(&record.outcome)
     );
+}
+
+/// Metadata of a serializable read that bounds its staleness.
+const MAX_STALENESS: &str = "mainstay-max-staleness-ms";
+
+/// Serializable reads with a bound on their staleness.
+impl World {
+    /// Draws the bound that a client sets for a serializable read: none in some cases. No bound is set if clocks
+    /// may stand still or jump, because a server measures the time by its own clock.
+    fn staleness_of(&mut self, request: &oracle::Request) -> Option<u64> {
+        let is_serializable = matches!(request, oracle::Request::Range(range) if range.serializable);
+        let measures = !(self.profile.fails(Fault::Suspend) || self.profile.fails(Fault::Jump));
+        (is_serializable && measures && self.profile.observers > 0 && !self.dice.observers.one_in(4))
+            .then(|| self.dice.observers.pick(&[0, 5, 5, 20, 20, 100, 500]))
+    }
+
+    /// Handles the arrival of a client's call at a member: finds the lowest revision that the bound of its read
+    /// allows. Returns the bound as the call's metadata has it.
+    fn bounds_staleness(&mut self, caller: Caller, operation: u64) -> Option<String> {
+        let Caller::Client(number) = caller else { return None };
+        let now = self.now();
+        let underway =
+            self.desks[number].open.as_mut().filter(|underway| underway.operation.id == operation)?;
+        let ms = underway.staleness_ms?;
+        // The clock of the server may be slow.
+        let drift = 1_000_000 + 2 * u64::try_from(DRIFT_MAX_PPM).unwrap_or(0);
+        let by = now.saturating_sub(ms * MILLI / 1_000_000 * drift);
+        underway.floor = self.told_revisions.range(..by).next_back().map_or(0, |(_, revision)| *revision);
+        Some(ms.to_string())
+    }
+
+    /// Checks after a turn of a member or observer that its state contains what it claims to contain: every
+    /// revision that clients had been told before a certain time. Not checked if its clock may be wrong.
+    pub(crate) fn look_at_freshness(&mut self, at: Host) {
+        let wrong_clocks = [Fault::Suspend, Fault::Jump, Fault::Drift];
+        let place = &self.places[at];
+        let Some(process) = &place.process else { return };
+        let Some(as_of) = process.stepped.confirmed_as_of() else { return };
+        if wrong_clocks.iter().any(|fault| self.profile.fails(*fault)) {
+            return;
+        }
+        let age = place.hand.now().saturating_duration_since(as_of).as_nanos();
+        let as_of = self.now().saturating_sub(Nanos::try_from(age).unwrap_or(Nanos::MAX));
+        let Some((told_at, told)) = self.told_revisions.range(..as_of).next_back() else { return };
+        let revision = process.stepped.published().view.snapshot().current_revision().0;
+        if revision < *told {
+            self.fail(format!(
+                "member {at} claims that its state, revision {revision}, contains what was acknowledged before {as_of} \
+                 ns, but a client was told revision {told} at {told_at} ns"
+            ));
+        }
+    }
+
+    /// Records that a client has been told this revision.
+    fn told_revision(&mut self, revision: i64) {
+        let newest = self.told_revisions.last_key_value().map_or(0, |(_, revision)| *revision);
+        if revision > newest {
+            self.told_revisions.insert(self.schedule.now(), revision);
+        }
+    }
 }
 
 impl World {
@@ -104,6 +165,7 @@ impl World {
         self.next_operation += 1;
         let id = self.next_operation;
         let calling = Calling::of(&request);
+        let staleness_ms = self.staleness_of(&request);
         let desk = &mut self.desks[number];
         desk.open = Some(Underway {
             operation: oracle::Operation {
@@ -117,6 +179,8 @@ impl World {
                 outcome: Outcome::Unknown(String::new()),
                 fence,
             },
+            staleness_ms,
+            floor: 0,
         });
         self.counts.operations += 1;
         self.asks(number, id);
@@ -146,6 +210,7 @@ impl World {
     pub(crate) fn call(&mut self, caller: Caller, operation: u64, to: Host, request: Calling) {
         let now = self.now();
         let token = self.token_of(caller);
+        let staleness_ms = self.bounds_staleness(caller, operation);
         let Some(process) =
             self.wake(to, 0).filter(|process| process.stepped.is_ready() && !process.stopping)
         else {
@@ -157,6 +222,9 @@ impl World {
             let mut head = stepped.head(rpc);
             if let Some(token) = token.as_ref() {
                 head.metadata.insert("authorization", token);
+            }
+            if let Some(ms) = &staleness_ms {
+                head.metadata.insert(MAX_STALENESS, ms);
             }
             head
         };
@@ -221,7 +289,7 @@ impl World {
         if desk.open.as_ref().is_none_or(|underway| underway.operation.id != operation) {
             return;
         }
-        let Some(Underway { operation: mut record }) = desk.open.take() else { return };
+        let Some(Underway { operation: mut record, floor, .. }) = desk.open.take() else { return };
         record.returned = now;
         let Some(outcome) = outcome(&record.request, heard) else {
             return self.fail(format!("the answer to operation {operation} cannot be read"));
@@ -232,12 +300,21 @@ impl World {
             Outcome::Refused(_) => (1, 0),
             Outcome::Unknown(_) => (2, 0),
         };
+        if kind == 0 && revision < floor {
+            return self.fail(format!(
+                "operation {operation} is answered from revision {revision}, but the bound on its staleness requires \
+                 {floor}"
+            ));
+        }
         desk.answered = kind == 0;
         if let Outcome::Refused(oracle::Refusal::Other(why)) = &record.outcome {
             self.client_refused(number, why);
         }
+        self.told_revision(revision);
         let desk = &mut self.desks[number];
         self.counts.answered += u64::from(kind == 0);
+        let is_observed = usize::try_from(record.member - 1).is_ok_and(|at| self.places[at].observes);
+        self.counts.observed += u64::from(kind == 0 && is_observed);
         self.trace.event(now, 11, &[operation, kind, revision as u64]);
         if self.trace.prints() {
             print(now, &record);

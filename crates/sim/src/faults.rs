@@ -105,7 +105,8 @@ impl World {
             | Fault::Shrink
             | Fault::Tight
             | Fault::Quota
-            | Fault::Etcd => {}
+            | Fault::Etcd
+            | Fault::Observers => {}
         }
     }
 
@@ -176,6 +177,9 @@ impl World {
         let place = &mut self.places[at];
         if place.decayed {
             place.lost = true;
+            if self.places[at].observes {
+                self.renew_observer(at);
+            }
             return;
         }
         if self.operator.is_removed(place.id) && matches!(error, DataDirError::Removed { .. }) {
@@ -224,20 +228,22 @@ impl World {
                 self.end(at, false);
             }
             let place = &mut self.places[at];
-            if place.decayed || place.lost {
+            if place.observes && (place.decayed || place.lost) {
+                self.renew_observer(at);
+            } else if place.decayed || place.lost {
                 // An operator would replace the member. In this phase no member is replaced, so the others
                 // must work without it.
                 self.end(at, true);
                 self.places[at].retired = true;
                 self.places[at].starts_at = None;
-            } else if self.places[at].lives > 0 {
+            } else if self.places[at].lives > 0 || self.places[at].observes {
                 let delay = self.dice.faults.below(SECOND);
                 self.places[at].starts_at = None;
                 self.start_after(at, delay);
             }
         }
-        let whole =
-            self.places.len() == self.profile.members && self.places.iter().all(|place| !place.retired);
+        let whole = self.places_of_members().count() == self.profile.members
+            && self.places_of_members().all(|place| !place.retired);
         let whole = whole && !self.profile.fails(Fault::Shrink);
         if whole && self.profile.members >= 3 && self.dice.faults.one_in(4) {
             // A majority of the members suffices, so one member may stay down until the end.

@@ -3,6 +3,7 @@
 use std::process::ExitCode;
 use std::time::Instant;
 
+use mainstay_sim::profile::Fault;
 use planted::Bug;
 
 use crate::arguments::Arguments;
@@ -26,6 +27,18 @@ const SMOKE: &[Bug] = &[
     Bug::CompareOnOldState,
     Bug::StaleRead,
     Bug::SecondBranchUngated,
+    Bug::UnappliedFed,
+    Bug::ObserverReadWithoutRound,
+];
+/// Bugs that only worlds with observers have. They are hunted in such worlds only.
+const OF_OBSERVERS: &[Bug] = &[
+    Bug::ObserverReadWithoutRound,
+    Bug::ObserverReadWithoutIndex,
+    Bug::UnappliedFed,
+    Bug::ObserverProposalUnbound,
+    Bug::ObserverNamedInSnapshot,
+    Bug::ObserverRaisesAlarm,
+    Bug::StalenessFromAnswer,
 ];
 /// Default number of seeds for each bug of the smoke run.
 const SMOKE_BUDGET: u64 = 300;
@@ -49,6 +62,9 @@ fn hunt(bugs: &[Bug], budget: u64, arguments: &Arguments) -> ExitCode {
         let began = Instant::now();
         let mut planted = arguments.clone();
         planted.bug = Some(bug);
+        if OF_OBSERVERS.contains(&bug) {
+            planted.options.with_faults.push(Fault::Observers);
+        }
         let process_pool =
             match ProcessPool::start(&planted.words(), arguments.from, arguments.jobs, Some(budget), true) {
                 Ok(process_pool) => process_pool,

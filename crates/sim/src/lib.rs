@@ -3,8 +3,9 @@
 //!
 //! Contents: [`run()`] builds the world of a seed ([`world::World`]) and runs it through two phases: one with
 //! faults, and one without, in which the cluster has to recover and converge. Each member is a
-//! [`server::stepped::Stepped`]: the production code without its threads and sockets. Checkers examine the
-//! members after every step ([`checks`]), and the oracle judges what the clients saw.
+//! [`server::stepped::Stepped`]: the production code without its threads and sockets. So is each observer, which
+//! follows the cluster's log without being a member. Checkers examine members and observers after every step
+//! ([`checks`]), and the oracle judges what the clients saw.
 //!
 //! Outside its scope: real time, real files, real sockets. The same seed gives the same trace on any machine
 //! and in any thread.
@@ -24,6 +25,7 @@ mod forgery;
 pub mod links;
 pub mod member;
 pub mod network;
+mod observers;
 mod operator;
 mod processes;
 pub mod profile;

@@ -123,8 +123,14 @@ pub struct Place {
     pub process: Option<Process>,
     /// Member id, set at the first start of the member.
     pub id: u64,
-    /// Initial data of a member that joins a cluster; `None` for a founding member.
+    /// Initial data of a member that joins a cluster, or of an observer; `None` for a founding member.
     pub beginning: Option<Beginning>,
+    /// True if the place is that of an observer.
+    pub observes: bool,
+    /// Places of the members and observers that an observer's flags name as feeders, in this order.
+    pub feeds: Vec<Host>,
+    /// True if the disk has not been used by a process yet.
+    pub disk_is_new: bool,
     /// Number of process starts at this place.
     pub lives: u64,
     /// World time until which the process is paused.
@@ -169,6 +175,9 @@ impl Place {
             process: None,
             id: 0,
             beginning: None,
+            observes: false,
+            feeds: Vec::new(),
+            disk_is_new: true,
             lives: 0,
             paused_until: 0,
             stalled_until: 0,
@@ -184,6 +193,14 @@ impl Place {
             log_end: None,
             proven_log: None,
         }
+    }
+
+    /// Replaces the disk by an empty one. The place must have no process.
+    pub fn replace_disk(&mut self, seed: u64) {
+        self.disk = disk_of(seed, self.number as u64);
+        self.disk_is_new = true;
+        (self.lost, self.decayed) = (false, false);
+        (self.log_end, self.proven_log) = (None, None);
     }
 
     /// Advances the clock to the current local time.

@@ -29,6 +29,15 @@ const LEASES_MAX: usize = 4096;
 /// transaction, including a few keys of the last comparison.
 const COMPARED_MAX: usize = 600;
 
+/// Returns the configuration that a command line describes.
+fn configured(args: &[String]) -> Result<Config, String> {
+    match config::parse(args, &[]) {
+        Ok(Invocation::Serve(parsed)) => Ok(parsed.config),
+        Ok(_) => Err("no configuration".to_owned()),
+        Err(refusal) => Err(format!("{refusal:?}")),
+    }
+}
+
 impl World {
     /// Schedules a process start after a delay, unless a process runs or an earlier start is planned.
     pub(crate) fn start_after(&mut self, at: Host, delay: Nanos) {
@@ -56,7 +65,6 @@ impl World {
             format!("--advertise-client-urls={client}"),
             format!("--heartbeat-interval={}", ms(flags.heartbeat)),
             format!("--election-timeout={}", ms(flags.election)),
-            format!("--pre-vote={}", flags.pre_vote),
             format!("--snapshot-count={}", flags.snapshot_count),
             format!("--snapshot-catchup-entries={}", flags.catchup_entries),
             format!("--max-learners={}", flags.learners_max),
@@ -64,29 +72,34 @@ impl World {
             format!("--max-txn-ops={}", flags.txn_ops_max),
             format!("--max-request-bytes={}", flags.request_bytes_max),
             format!("--compaction-batch-limit={}", flags.compaction_batch),
-            format!("--strict-reconfig-check={}", flags.strict),
-            format!("--initial-election-tick-advance={}", flags.advance),
             "--watch-progress-notify-interval=2s".to_owned(),
-            "--compact-hash-check-time=5s".to_owned(),
         ];
         if self.profile.signed_tokens {
             args.push("--auth-token=jwt,sign-method=HS256,priv-key=/secret,ttl=100h".to_owned());
         }
+        if self.places[at].observes {
+            let feeds: Vec<String> = self.places[at].feeds.iter().map(|feed| url(*feed)).collect();
+            args.push(format!("--feed={}", feeds.join(",")));
+            return configured(&args);
+        }
+        args.push(format!("--pre-vote={}", flags.pre_vote));
+        args.push(format!("--strict-reconfig-check={}", flags.strict));
+        args.push(format!("--initial-election-tick-advance={}", flags.advance));
+        args.push("--compact-hash-check-time=5s".to_owned());
         if at < self.profile.members {
             args.push(format!("--initial-cluster={}", cluster.join(",")));
         } else {
             args.push(format!("--initial-cluster=m{at}={}", url(at)));
             args.push("--initial-cluster-state=existing".to_owned());
         }
-        match config::parse(&args, &[]) {
-            Ok(Invocation::Serve(parsed)) => Ok(parsed.config),
-            Ok(_) => Err("no configuration".to_owned()),
-            Err(refusal) => Err(format!("{refusal:?}")),
-        }
+        configured(&args)
     }
 
     pub(crate) fn start(&mut self, at: Host) {
         let now = self.now();
+        if self.places[at].observes && !self.prepare_observer(at) {
+            return;
+        }
         let config = match self.config(at) {
             Ok(config) => config,
             Err(why) => return self.fail(format!("the simulator's own configuration is refused: {why}")),
@@ -119,7 +132,7 @@ impl World {
             place.hand.set_wall(wall);
         }
         place.started_wall = Some(place.hand.wall());
-        if place.lives == 1 {
+        if std::mem::take(&mut place.disk_is_new) {
             place.disk.set_capacity(capacity);
             if slowly {
                 place.disk.set_misses_per_mille(500);
@@ -436,6 +449,11 @@ impl World {
     pub(crate) fn look(&mut self, at: Host) {
         let Some(process) = &self.places[at].process else { return };
         let probe = process.stepped.probe();
+        if self.profile.observers > 0 {
+            self.look_at_observers(at, &probe);
+        }
+        self.look_at_freshness(at);
+        let Some(process) = &self.places[at].process else { return };
         let standing = Standing {
             id: probe.id,
             life: process.life,

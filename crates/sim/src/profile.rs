@@ -111,6 +111,8 @@ kinds! {
         /// A member's time of day jumps forward or back, or restarts at each process start from an earlier
         /// value.
         Wall = "wall-clock";
+        /// One or two observers follow the cluster, and serve clients. All faults happen at them, too.
+        Observers = "observers";
     }
 }
 
@@ -194,6 +196,7 @@ const WITH_OWN_DICE: &[(Fault, u64)] = &[
     (Fault::LostWrite, 5),
     (Fault::Misdirected, 5),
     (Fault::Wall, 4),
+    (Fault::Observers, 3),
 ];
 /// Faults that need a specially arranged world (see [`Profile::arrange`]). The number n with a fault means
 /// that one seed in n has the fault, independent of its other faults.
@@ -267,6 +270,8 @@ pub struct Profile {
     pub seed: u64,
     /// Number of founding members; all of them vote.
     pub members: usize,
+    /// Number of observers, which follow the cluster and are no members of it.
+    pub observers: usize,
     /// Number of clients that make one call at a time.
     pub clients: usize,
     /// Number of watch streams that are open at the same time.
@@ -391,6 +396,7 @@ impl Profile {
         Profile {
             seed,
             members,
+            observers: 0,
             clients,
             watchers: rng.pick(&[1, 2, 4]),
             keys: rng.pick(&[3, 8, 20, 60]),
@@ -484,13 +490,19 @@ impl Profile {
         if !self.fails(Fault::Quota) {
             self.flags.quota_bytes = QUOTA_BYTES;
         }
+        self.observers = if self.fails(Fault::Observers) {
+            Rng::stream(self.seed, "number of observers").pick(&[1, 2, 2])
+        } else {
+            0
+        };
     }
 
     /// Returns true if the member at a place behaves like etcd. At least one member of the cluster does not.
     pub fn is_etcd(&self, place: usize) -> bool {
         let mut rng = Rng::stream(self.seed, "etcd");
         let own = rng.place(self.members);
-        self.fails(Fault::Etcd) && place != own && rng.draw() >> (place % 64) & 1 == 1
+        let is_observer = (self.members..self.members + self.observers).contains(&place);
+        self.fails(Fault::Etcd) && place != own && !is_observer && rng.draw() >> (place % 64) & 1 == 1
     }
 
     /// Returns the size of the largest values in bytes. On a small disk, one value must leave space for
@@ -547,9 +559,10 @@ impl Profile {
         let faults: Vec<&str> = Fault::ALL.iter().filter(|f| self.fails(**f)).map(|f| f.name()).collect();
         let work: Vec<&str> = Work::ALL.iter().filter(|w| self.works(**w)).map(|w| w.name()).collect();
         format!(
-            "{} members, {} clients, {} s of faults [{}], work [{}], delay {} us, sync {} us, turn {} us, \
+            "{} members, {} observers, {} clients, {} s of faults [{}], work [{}], delay {} us, sync {} us, turn {} us, \
              election {} ms, pre-vote {}, catch-up {} entries, segments {} KiB, checkpoints {} entries",
             self.members,
+            self.observers,
             self.clients,
             self.chaos / SECOND,
             faults.join(" "),

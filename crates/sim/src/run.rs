@@ -49,6 +49,8 @@ pub struct Options {
     pub with_work: Vec<Work>,
     /// Number of founding members; overrides the number that the seed selects.
     pub members: Option<usize>,
+    /// Number of observers; overrides the number that the seed selects.
+    pub observers: Option<usize>,
     /// Work that is disabled although the seed enables it.
     pub without_work: Vec<Work>,
     /// Time at which the faults end; overrides the time that the seed selects.
@@ -97,6 +99,7 @@ pub fn profile(seed: u64, options: &Options) -> Profile {
     }
     profile.arrange();
     profile.members = options.members.unwrap_or(profile.members);
+    profile.observers = options.observers.unwrap_or(profile.observers);
     for fault in &options.without_faults {
         profile.faults = profile.faults.without(*fault as u8);
     }
@@ -193,6 +196,7 @@ impl Life<'_> {
             self.reach_limits()?;
         }
         self.wait("all members being alike", CONVERGENCE_TIMEOUT, World::is_alike)?;
+        self.wait("a feeder for every observer", CONVERGENCE_TIMEOUT, World::are_observers_fed)?;
         // Wait until the messages on their way to watchers have arrived.
         let revision = self.world.checks.revision();
         self.world.hurry_watchers();

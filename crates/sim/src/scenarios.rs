@@ -12,6 +12,10 @@ use crate::wire;
 use crate::world::{Calling, World};
 
 fn calm(seed: u64, work: &[Work]) -> World {
+    World::new(seed, calm_profile(seed, work), false)
+}
+
+fn calm_profile(seed: u64, work: &[Work]) -> Profile {
     let mut profile = Profile::of(seed);
     profile.members = 3;
     profile.clients = 8;
@@ -29,7 +33,7 @@ fn calm(seed: u64, work: &[Work]) -> World {
     profile.sync = MILLI / 2;
     profile.turn = MILLI / 50;
     profile.think = 10 * MILLI;
-    World::new(seed, profile, false)
+    profile
 }
 
 fn pass(world: &mut World, time: Nanos) {
@@ -73,6 +77,23 @@ fn version(world: &mut World, at: Host, key: &str) -> i64 {
         Some((_, oracle::Response::Range(range))) => range.kvs.first().map_or(0, |kv| kv.version),
         other => panic!("{other:?}"),
     }
+}
+
+/// An observer starts again in a cluster in which nothing is written. It must serve clients all the same.
+#[test]
+fn an_observer_that_starts_again_serves_though_nothing_is_written() {
+    let mut profile = calm_profile(1, &[Work::Put]);
+    profile.observers = 1;
+    let mut world = World::new(1, profile, false);
+    let observer = 3;
+    let serves =
+        |world: &World| world.places[observer].process.as_ref().is_some_and(|p| p.stepped.is_ready());
+    assert!(wait(&mut world, 20 * SECOND, serves));
+    world.working = false;
+    pass(&mut world, 5 * SECOND);
+    world.end(observer, false);
+    world.start_after(observer, SECOND);
+    assert!(wait(&mut world, 20 * SECOND, serves), "{}", world.describe());
 }
 
 /// A follower has forwarded a write and waits for its result. It installs a snapshot that already contains

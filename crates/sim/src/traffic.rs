@@ -11,6 +11,7 @@ use bytes::Bytes;
 use numbers::{Index, Term};
 use peer::{ExchangeError, Handler as _, RequestError, Target};
 use prost::Message as _;
+use replica::observing::OBSERVERS;
 
 use crate::links::{self, Outgoing};
 use crate::member::{Done, Piece, Pieces, Reply, Sending};
@@ -102,7 +103,8 @@ impl World {
         let now = self.now();
         let mut batches: Vec<(u64, u8, Vec<Message>)> = Vec::new();
         for message in messages {
-            if let Err(why) = self.promise(at, &message) {
+            let checked = self.check_message_of_observer(at, &message);
+            if let Err(why) = checked.and_then(|()| self.promise(at, &message)) {
                 return self.fail(why);
             }
             let lane = u8::from(message.r#type() == MessageType::MsgApp);
@@ -247,12 +249,19 @@ impl World {
     ) {
         let now = self.now();
         self.trace.event(now, 7, &[from.0 as u64, to as u64]);
+        let is_etcd = self.profile.is_etcd(to);
         let Some(process) = self.wake(to, 0) else {
             let error = ExchangeError::Connect(io::ErrorKind::ConnectionRefused.into());
             let failed = RequestError::Failed { to: "a member".to_owned(), error };
             self.respond(to, from, reply, Err(failed));
             return;
         };
+        if is_etcd && request.uri().path() == OBSERVERS {
+            let mut not_found = http::Response::new(Bytes::new());
+            *not_found.status_mut() = http::StatusCode::NOT_FOUND;
+            self.respond(to, from, reply, Ok(not_found));
+            return;
+        }
         let done = Rc::clone(&process.done);
         let future = process.stepped.peering().http(request);
         process.stepped.spawn(async move {
@@ -395,7 +404,8 @@ impl World {
                 return;
             }
             Piece::Next(Err(error)) => {
-                let expected = self.profile.reads_fail();
+                // A feeder that does not lead may install a snapshot while it sends one.
+                let expected = self.profile.reads_fail() || self.profile.observers > 0;
                 if !(expected || breaks || cut) {
                     return self.fail(format!("member {at} cannot read the state that it sends: {error}"));
                 }

@@ -4,6 +4,7 @@
 //! happen immediately; data that is sent to another place becomes a new event. Nothing here waits for real
 //! time.
 
+use std::collections::BTreeMap;
 use std::io::Write;
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Instant;
@@ -140,6 +141,10 @@ impl Calling {
 /// Operation of a client that was sent and has not returned.
 pub(crate) struct Underway {
     pub(crate) operation: oracle::Operation,
+    /// Bound on the staleness of a serializable read, in milliseconds; `None` if the client sets none.
+    pub(crate) staleness_ms: Option<u64>,
+    /// Lowest revision that satisfies the bound; 0 until the call arrives at a member.
+    pub(crate) floor: i64,
 }
 
 /// Client, and the state of the operation that it has sent.
@@ -178,6 +183,7 @@ pub(crate) struct Dice {
     pub network: Rng,
     pub faults: Rng,
     pub operator: Rng,
+    pub observers: Rng,
 }
 
 /// Counts of what happened. They show which faults a run has tested.
@@ -193,12 +199,14 @@ pub struct Counts {
     pub snapshots: u64,
     /// Snapshots that broke off.
     pub snapshots_broken: u64,
-    /// Members that lost their data and were replaced.
+    /// Members that lost their data and were replaced, and observers that got an empty disk.
     pub replaced: u64,
     /// Operations of clients.
     pub operations: u64,
     /// Operations of clients that were answered.
     pub answered: u64,
+    /// Operations of clients that observers answered.
+    pub observed: u64,
     /// Responses that watches received.
     pub watches: u64,
     /// Entries committed.
@@ -231,6 +239,8 @@ pub struct World {
     pub(crate) chaos: bool,
     /// True while clients begin new operations.
     pub(crate) working: bool,
+    /// Highest revision that clients had been told at a time, by time.
+    pub(crate) told_revisions: BTreeMap<Nanos, i64>,
     pub(crate) next_operation: u64,
     pub(crate) next_watch: u64,
     pub(crate) lines: Lines,
@@ -246,7 +256,9 @@ impl World {
             seed,
             schedule: Schedule::default(),
             network: Network::new(profile.delay),
-            places: (0..profile.members).map(|number| Place::new(seed, number, epoch)).collect(),
+            places: (0..profile.members + profile.observers)
+                .map(|number| Place::new(seed, number, epoch))
+                .collect(),
             desks: (0..profile.clients)
                 .map(|number| ActiveClient {
                     client: Client::new(seed, number as u64 + 1),
@@ -269,12 +281,14 @@ impl World {
                 network: stream("network"),
                 faults: stream("faults"),
                 operator: stream("operator"),
+                observers: stream("observers"),
             },
             counts: Counts::default(),
             history: History::default(),
             failure: None,
             chaos: true,
             working: true,
+            told_revisions: BTreeMap::new(),
             next_operation: 0,
             next_watch: 0,
             lines: Lines::default(),
@@ -285,6 +299,10 @@ impl World {
             let first = world.desks.len() as u64 + 1;
             world.watchers =
                 (0..world.profile.watchers as u64).map(|n| Watcher::new(seed, first + n)).collect();
+        }
+        for place in &mut world.places[world.profile.members..] {
+            place.observes = true;
+            world.checks.observers.insert(place.number);
         }
         world.checks.reads_fail = world.profile.reads_fail();
         world.begin();

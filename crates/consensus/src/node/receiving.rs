@@ -79,6 +79,10 @@ impl Node {
                 return if is_kept { Ok(()) } else { Err(Refusal::Transferring) };
             }
             MessageType::MsgPropose if self.config.speaks_as_etcd => return self.pass_on(message),
+            MessageType::MsgPropose if is_of_observer && planted::is(Bug::ObserverProposalUnbound) => {
+                message.context = Bytes::new();
+                return if self.wait_for_leader(message) { Ok(()) } else { Err(Refusal::NoLeader) };
+            }
             MessageType::MsgPropose if self.is_for_another_term(&message) => {
                 return Err(Refusal::NoLeader);
             }

@@ -1,7 +1,7 @@
 //! Simulates a disk that lies: it reports a write as done and synced, although it has not written the data,
 //! or has written it to another place.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::path::{Path, PathBuf};
 
 use super::contents::{Node, Sector};
@@ -40,11 +40,16 @@ impl MemDisk {
 
     /// Drops the page cache. For each sector about which the disk has lied, `shows` receives the path and the
     /// offset of the sector. If `shows` returns true, reads return the contents on the disk from now on;
-    /// otherwise the lie is undone, as if the sector had been written. Returns the number of sectors whose
+    /// otherwise the lie is undone, as if the sector had been written. Lies about files that have no name any
+    /// more are undone, too, because a power cut may undo the removal. Returns the number of sectors whose
     /// contents have changed for readers.
     pub fn drop_cache(&self, shows: impl Fn(&Path, u64) -> bool) -> usize {
         let mut state = self.state();
         let files: Vec<(PathBuf, u64)> = state.names.iter().map(|(path, id)| (path.clone(), *id)).collect();
+        let named: BTreeSet<u64> = state.names.values().copied().collect();
+        for (_, node) in state.nodes.iter_mut().filter(|(id, _)| !named.contains(id)) {
+            node.on_disk.clear();
+        }
         let mut changed = 0;
         for (path, id) in files {
             let Some(node) = state.nodes.get_mut(&id) else { continue };
@@ -194,6 +199,24 @@ mod tests {
             }
         }
         assert!(elsewhere > 0);
+    }
+
+    #[test]
+    fn a_file_whose_removal_is_undone_by_a_power_cut_has_no_lie_left() {
+        for seed in 0..8 {
+            let disk = MemDisk::new(seed);
+            disk.create_dir_all(Path::new("/d")).expect("is made");
+            disk.plant(Path::new("/d/a"), vec![1; 8 * SECTOR_BYTES]);
+            disk.lie_about_writes(Lie::Lost, 1, 1);
+            write(&disk, 3, 0, 1);
+            disk.remove(Path::new("/d/a")).expect("is removed");
+            disk.drop_cache(|_, _| true);
+            disk.crash();
+            let Ok(file) = disk.open(Path::new("/d/a")) else { continue };
+            let mut bytes = [0; SECTOR_BYTES];
+            file.read_at(&mut bytes, 0).expect("is read");
+            assert_eq!(bytes, [3; SECTOR_BYTES], "seed {seed}");
+        }
     }
 
     #[test]

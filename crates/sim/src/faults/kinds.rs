@@ -247,17 +247,18 @@ impl World {
         self.trace.note(now, format_args!("m{at}: {operation:?} number {nth} will fail with errno {code}"));
     }
 
-    /// Returns true if the data of one more member may be damaged, because all other members have the whole
-    /// state.
-    fn may_damage(&self) -> bool {
-        self.profile.members >= 3
+    /// Returns true if the data at this place may be damaged, because all other members have the whole state.
+    fn may_damage(&self, at: Host) -> bool {
+        // The data of an observer is a copy.
+        self.places[at].observes
+            || self.profile.members >= 3
             // After members were removed, it is not known which members a majority needs, so nothing is
             // damaged.
             && !self.profile.fails(Fault::Shrink)
             && self.operator.is_whole()
-            && self.places.iter().all(|place| place.retired || !(place.lost || place.decayed))
+            && self.places_of_members().all(|place| place.retired || !(place.lost || place.decayed))
             // Every member, including an added one, must have started and almost caught up.
-            && self.places.iter().filter(|place| !place.retired).all(|place| {
+            && self.places_of_members().filter(|place| !place.retired).all(|place| {
                 self.checks.standing(place.number).is_some_and(|standing| standing.applied + 50 > self.checks.commit())
             })
     }
@@ -266,7 +267,7 @@ impl World {
     /// the other members have the whole state. The damage becomes visible later, when the page cache is
     /// dropped.
     pub(super) fn lie_about_write(&mut self, at: Host, lie: Lie) {
-        if !self.may_damage() {
+        if !self.may_damage(at) {
             return;
         }
         let nth = self.dice.faults.between(1, 8);
@@ -305,10 +306,12 @@ impl World {
     pub(crate) fn drop_cache(&mut self, at: Host) {
         let lies = self.places[at].disk.lies();
         if lies.is_empty() {
+            // There may be lies about files that have no name any more.
+            self.places[at].disk.drop_cache(|_, _| false);
             return;
         }
         self.settle_log(at);
-        let may_damage = self.chaos && self.may_damage();
+        let may_damage = self.chaos && self.may_damage(at);
         let place = &self.places[at];
         let shows = |(path, offset): &(PathBuf, u64)| {
             let (Some(proven), Some(end)) = (place.proven_log, place.log_end) else { return false };
@@ -343,8 +346,11 @@ impl World {
 
     /// Destroys all data of a member permanently, if the other members have the whole state.
     pub(super) fn lose_disk(&mut self, at: Host) {
-        if !self.may_damage() || self.places[at].lives == 0 {
+        if !self.may_damage(at) || self.places[at].lives == 0 {
             return;
+        }
+        if self.places[at].observes {
+            return self.renew_observer(at);
         }
         self.end(at, true);
         let place = &mut self.places[at];
@@ -356,7 +362,7 @@ impl World {
 
     /// Flips one bit in a member's synced files, if the other members have the whole state.
     pub(crate) fn decay(&mut self, at: Host) {
-        if !self.may_damage() {
+        if !self.may_damage(at) {
             return;
         }
         let place = &self.places[at];

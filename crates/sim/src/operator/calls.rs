@@ -19,6 +19,9 @@ impl World {
         let delay = self.dice.operator.around(self.profile.operator_every) + 100 * MILLI;
         self.schedule.after(delay, Event::Operator);
         self.operator.voters_wanted = self.profile.members;
+        if self.profile.observers > 0 {
+            self.look_after_observers();
+        }
         if self.operator.pending.is_some() {
             return;
         }
@@ -115,7 +118,7 @@ impl World {
             // A member with a damaged disk may be lost permanently. If the operator then removed a second
             // member, the rest might not be a majority.
             let sound = |place: &Place| place.retired || !(place.lost || place.decayed);
-            if voters > least && choice < 2 && self.places.iter().all(sound) {
+            if voters > least && choice < 2 && self.places_of_members().all(sound) {
                 let leader = self.leader();
                 let leads = |member: &&Listed| Some(member.place) == leader;
                 let id = match listed.iter().find(leads) {
@@ -124,7 +127,7 @@ impl World {
                 };
                 return self.remove(at, id);
             }
-            if listed.len() < self.profile.members + 2 && self.places.len() < 12 {
+            if listed.len() < self.profile.members + 2 && self.places_of_members().count() < 12 {
                 return self.add(at);
             }
         }

@@ -69,6 +69,7 @@ fn seeds() {
         // A fault that never happens is not tested.
         let sum = |of: fn(&Report) -> u64| reports.iter().map(of).sum::<u64>();
         assert!(sum(|r| r.counts.answered) > 100 * count);
+        assert!(sum(|r| r.counts.observed) > count);
         assert!(sum(|r| r.counts.crashes) > count);
         assert!(sum(|r| r.counts.faults) > 5 * count);
         assert!(sum(|r| r.counts.snapshots) > count / 10);

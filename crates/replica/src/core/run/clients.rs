@@ -77,9 +77,12 @@ impl Core {
                 RoundRequest::Read(request_id) => self.reads.readable(request_id, times),
                 RoundRequest::Observer(number) => self.answer_observer(number),
                 RoundRequest::Own => {
+                    // This observer begins to serve with the next publication, for which there may be no other
+                    // reason.
+                    if !self.observers.serves() {
+                        self.publication.request();
+                    }
                     self.observers.own_round_ended(true);
-                    // The member serves once this state is published.
-                    self.publication.request();
                 }
                 // Leadership was lost while the request waited. The lease clocks now run on the next leader,
                 // so the client has to ask that member.
@@ -103,7 +106,8 @@ impl Core {
     /// Replies to the reads that the state just published may answer, and records how fresh it is.
     fn answer_reads(&mut self) {
         if let Some(began) = self.reads.take_finished() {
-            self.shared.confirm_as_of(began);
+            let is_late = planted::is(Bug::StalenessFromAnswer);
+            self.shared.confirm_as_of(if is_late { self.shared.member.clock.now() } else { began });
         }
         for (request_id, times) in self.reads.take_readable() {
             self.reply(request_id, ReplyBody::Readable(times));

@@ -4,6 +4,7 @@ use std::time::{Duration, Instant};
 
 use consensus::{Event, ObserverRead, Request};
 use numbers::{Index, MemberId};
+use planted::Bug;
 use telemetry::logging::Value;
 
 use super::Core;
@@ -58,6 +59,10 @@ impl Core {
 
     /// Lets a read of an observer share a round with the reads of this node's own clients.
     pub(super) fn read_for_observer(&mut self, read: ObserverRead, now: Instant) {
+        if planted::is(Bug::ObserverReadWithoutRound) {
+            let _ = self.node.request(Request::AnswerObserver(read, self.machine.applied_index));
+            return;
+        }
         if let Some(number) = self.observers.keep_read(read) {
             self.reads.push(RoundRequest::Observer(number), now);
         }
@@ -69,7 +74,9 @@ impl Core {
         if let Some(read) = self.observers.take_read(number) {
             // A leader that was removed takes no more requests; the observer asks again, another feeder if it
             // has to.
-            let _ = self.node.request(Request::AnswerObserver(read, self.machine.applied_index));
+            let is_low = planted::is(Bug::ObserverReadWithoutIndex);
+            let index = if is_low { Index(1) } else { self.machine.applied_index };
+            let _ = self.node.request(Request::AnswerObserver(read, index));
         }
     }
 

@@ -253,10 +253,14 @@ impl Core {
             let Some(peers) = self.shared.cluster.peers() else { return };
             let head = self.machine.head();
             let state = self.shared.read_long_at(Reader::Transfer, view.moment_of_everything());
+            let mut learners = self.node.learners();
+            if planted::is(planted::Bug::ObserverNamedInSnapshot) && self.observers.observes() {
+                learners.push(MemberId(self.shared.member.identity.member_id));
+            }
             let metadata = api::raftpb::SnapshotMetadata {
                 conf_state: Some(api::raftpb::ConfState {
                     voters: self.node.voters().into_iter().map(|id| id.0).collect(),
-                    learners: self.node.learners().into_iter().map(|id| id.0).collect(),
+                    learners: learners.into_iter().map(|id| id.0).collect(),
                     ..Default::default()
                 }),
                 index: Some(head.applied_index.0),
