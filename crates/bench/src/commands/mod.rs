@@ -5,6 +5,7 @@ mod authenticate;
 mod compare;
 mod completion;
 mod lease_keepalive;
+mod leases;
 mod mvcc;
 mod put;
 mod range;
@@ -63,6 +64,7 @@ pub static PROGRAM: Program<Run> = Program {
             compare::COMPARE,
             completion::COMPLETION,
             lease_keepalive::LEASE_KEEPALIVE,
+            leases::LEASES,
             mvcc::MVCC,
             put::PUT,
             range::RANGE,

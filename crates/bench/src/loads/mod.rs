@@ -4,6 +4,7 @@
 pub mod authenticate;
 pub mod index;
 pub mod lease;
+pub mod leases;
 pub mod range;
 pub mod stm;
 pub mod watch;
