@@ -86,7 +86,7 @@ fn whole(chunks: &[Bytes]) -> impl Iterator<Item = Result<Bytes, String>> + '_ {
     chunks.iter().map(|chunk| Ok(chunk.clone()))
 }
 
-fn leases(machine: &Machine) -> BTreeMap<LeaseId, Lease> {
+fn leases(machine: &Machine) -> BTreeMap<LeaseId, Lease<'_>> {
     machine.leases.iter().map(|(id, lease)| (id, lease.clone())).collect()
 }
 
