@@ -309,7 +309,7 @@ mod tests {
         assert!(capacity(&ascending) <= 100_000 + CHUNK_MAX, "{}", capacity(&ascending));
         assert!(capacity(&mixed) <= 115_000, "{}", capacity(&mixed));
         assert_eq!((ascending.first(), SharedMap::<u64, u64>::new().first()), (Some((&0, &0)), None));
-        while ascending.len() > 0 {
+        while !ascending.is_empty() {
             let before = ascending.len();
             let removed = ascending.remove_chunk();
             assert!((1..=CHUNK_MAX).contains(&removed) && ascending.len() == before - removed);

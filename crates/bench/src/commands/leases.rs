@@ -29,7 +29,7 @@ const HOLD: Flag<Duration> = Flag::duration("hold", "0s", "Wait this long before
 const KEYS_OF_ONE: Flag<i64> =
     Flag::int("keys-of-one", "0", "Attach this many keys to one lease, and revoke it");
 const LATE_MAX: Flag<Duration> =
-    Flag::duration("late-max", "60s", "With --expire-at-once: wait at most this long for the ends");
+    Flag::duration("late-max", "1m0s", "With --expire-at-once: wait at most this long for the ends");
 const PUT_RATE: Flag<i64> = Flag::int("put-rate", "1000", "Puts per second beside ends and revocations");
 const RANDOM_IDS: Flag<bool> =
     Flag::bool("random-ids", "Spread the ids over their range; they ascend without");

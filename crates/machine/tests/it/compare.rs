@@ -11,7 +11,7 @@ fn used(machine: &Machine) -> BTreeMap<u32, SegmentUse> {
 }
 
 fn leases(machine: &Machine) -> BTreeMap<LeaseId, Lease<'_>> {
-    machine.leases.iter().map(|(id, lease)| (id, lease.clone())).collect()
+    machine.leases.iter().collect()
 }
 
 fn range<'a>(snapshot: &Snapshot<'a>, revision: Revision) -> Vec<LoadedVersion<'a>> {

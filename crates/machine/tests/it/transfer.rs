@@ -87,7 +87,7 @@ fn whole(chunks: &[Bytes]) -> impl Iterator<Item = Result<Bytes, String>> + '_ {
 }
 
 fn leases(machine: &Machine) -> BTreeMap<LeaseId, Lease<'_>> {
-    machine.leases.iter().map(|(id, lease)| (id, lease.clone())).collect()
+    machine.leases.iter().collect()
 }
 
 /// Returns etcd's hash of keys and values at every revision that can be read.
