@@ -32,8 +32,8 @@ fn told(version: Version<'_>) -> Told {
     )
 }
 
-fn leases(machine: &Machine) -> BTreeMap<LeaseId, Lease> {
-    machine.leases.iter().map(|(id, lease)| (id, lease.clone())).collect()
+fn leases(machine: &Machine) -> BTreeMap<LeaseId, Lease<'_>> {
+    machine.leases.iter().collect()
 }
 
 /// Asserts that two state machines are equal except for the locations of their values. First removes all

@@ -20,9 +20,9 @@ use crate::shared_map::SharedMap;
 /// Maximum TTL of a lease, in seconds.
 const TTL_MAX: Seconds = Seconds(LEASE_TTL_MAX);
 
-/// One lease.
-#[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct Lease {
+/// One lease, as [`Leases`] returns it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Lease<'a> {
     /// TTL in seconds, as in the entry that granted the lease. A Mainstay member raises the TTL to its own
     /// minimum before it proposes the entry; an etcd member does not. Every leader additionally applies its
     /// own minimum when it computes when the lease expires.
@@ -31,12 +31,29 @@ pub struct Lease {
     /// renewal.
     pub remaining: Seconds,
     /// Keys that are attached to the lease.
-    pub keys: SharedMap<Bytes, ()>,
+    pub keys: &'a SharedMap<Bytes, ()>,
 }
 
-impl Lease {
-    fn new(ttl: Seconds, remaining: Seconds) -> Arc<Lease> {
-        Arc::new(Lease { ttl, remaining, keys: SharedMap::default() })
+/// Keys of a lease that has none.
+static NO_KEYS: SharedMap<Bytes, ()> = SharedMap::new();
+
+/// The times of one lease in seconds, in the form in which they take the least memory. There may be millions
+/// of leases, and nearly all of them have a TTL below [`WIDE`] seconds, which are 136 years.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Times {
+    /// TTL; [`WIDE`] if the times are in [`Leases::wide`].
+    ttl: u32,
+    remaining: u32,
+}
+
+/// Value of [`Times::ttl`] for a lease with a time that does not fit.
+const WIDE: u32 = u32::MAX;
+
+impl Times {
+    /// Returns `None` if one of the times does not fit.
+    fn of(ttl: Seconds, remaining: Seconds) -> Option<Times> {
+        let narrow = |time: Seconds| u32::try_from(time.0).ok().filter(|time| *time < WIDE);
+        Some(Times { ttl: narrow(ttl)?, remaining: narrow(remaining)? })
     }
 }
 
@@ -54,13 +71,19 @@ pub struct GrantedLease {
 
 /// All leases by id. Copying costs one pointer per about 200 leases, and a copy does not change when the
 /// original does.
+///
+/// A lease without keys takes 16 bytes. What few leases have is in maps of its own, so that the others need no
+/// memory for it.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Leases {
-    table: SharedMap<LeaseId, Arc<Lease>>,
-    /// Live keys whose lease does not exist, by lease id; only an imported state has such keys. They are
-    /// attached if a lease with this id is granted later, because a member that loads its state after the
-    /// grant attaches them, too. Otherwise the states of the two members would differ.
-    dangling: SharedMap<LeaseId, SharedMap<Bytes, ()>>,
+    table: SharedMap<LeaseId, Times>,
+    /// TTL and remaining TTL of the leases with a time that does not fit into [`Times`].
+    wide: SharedMap<LeaseId, (Seconds, Seconds)>,
+    /// Attached keys by lease; a lease without keys has no entry. Live keys whose lease does not exist have an
+    /// entry, too; only an imported state has such keys. They are attached if a lease with this id is granted
+    /// later, because a member that loads its state after the grant attaches them, too. Otherwise the states
+    /// of the two members would differ.
+    keys: SharedMap<LeaseId, Arc<SharedMap<Bytes, ()>>>,
     /// Number of bytes that all leases and attached keys count against the quota.
     bytes: u64,
 }
@@ -73,8 +96,30 @@ fn attached_bytes(key: &[u8]) -> u64 {
 
 impl Leases {
     /// Returns the lease with this id.
-    pub fn get(&self, id: LeaseId) -> Option<&Lease> {
-        self.table.get(&id).map(|lease| &**lease)
+    pub fn get(&self, id: LeaseId) -> Option<Lease<'_>> {
+        self.table.get(&id).map(|times| self.lease(id, *times))
+    }
+
+    fn lease(&self, id: LeaseId, times: Times) -> Lease<'_> {
+        let narrow = || (Seconds(times.ttl.into()), Seconds(times.remaining.into()));
+        let wide = (times.ttl == WIDE).then(|| self.wide.get(&id)).flatten();
+        assert!(times.ttl != WIDE || wide.is_some(), "lease {id:x} has times");
+        let (ttl, remaining) = wide.copied().unwrap_or_else(narrow);
+        Lease { ttl, remaining, keys: self.keys.get(&id).map_or(&NO_KEYS, |keys| &**keys) }
+    }
+
+    /// Sets the times of a lease. Returns true if the lease existed.
+    fn set(&mut self, id: LeaseId, ttl: Seconds, remaining: Seconds) -> bool {
+        let narrow = Times::of(ttl, remaining);
+        let times = narrow.unwrap_or(Times { ttl: WIDE, remaining: 0 });
+        if narrow.is_none() {
+            self.wide.insert(id, (ttl, remaining));
+        }
+        let before = self.table.insert(id, times);
+        if narrow.is_some() && before.is_some_and(|before| before.ttl == WIDE) {
+            self.wide.remove(&id);
+        }
+        before.is_some()
     }
 
     /// Returns the number of bytes that all leases and their attached keys count against the quota. The
@@ -84,8 +129,8 @@ impl Leases {
     }
 
     /// Returns the leases whose ids are above this id, or all leases if `None`, in ascending order of id.
-    pub fn after(&self, id: Option<LeaseId>) -> impl Iterator<Item = (LeaseId, &Lease)> + use<'_> {
-        self.table.after(id.as_ref()).map(|(id, lease)| (*id, &**lease))
+    pub fn after(&self, id: Option<LeaseId>) -> impl Iterator<Item = (LeaseId, Lease<'_>)> + use<'_> {
+        self.table.after(id.as_ref()).map(|(id, times)| (*id, self.lease(*id, *times)))
     }
 
     /// Returns the number of leases.
@@ -99,8 +144,8 @@ impl Leases {
     }
 
     /// Returns all leases in ascending order of id.
-    pub fn iter(&self) -> impl Iterator<Item = (LeaseId, &Lease)> {
-        self.table.iter().map(|(id, lease)| (*id, &**lease))
+    pub fn iter(&self) -> impl Iterator<Item = (LeaseId, Lease<'_>)> {
+        self.table.iter().map(|(id, times)| (*id, self.lease(*id, *times)))
     }
 
     /// Creates the set from leases of another state. Keys are attached to the leases when versions are
@@ -112,23 +157,20 @@ impl Leases {
     pub fn granted(granted: impl IntoIterator<Item = GrantedLease>) -> Result<Leases, Malformed> {
         let mut leases = Leases::default();
         for GrantedLease { id, ttl, remaining } in granted {
-            leases.take(id, Lease::new(ttl, remaining))?;
+            leases.take(id, ttl, remaining)?;
         }
         Ok(leases)
     }
 
-    fn take(&mut self, id: LeaseId, lease: Arc<Lease>) -> Result<(), Malformed> {
+    fn take(&mut self, id: LeaseId, ttl: Seconds, remaining: Seconds) -> Result<(), Malformed> {
         if !id.is_some()
-            || !(Seconds::ZERO..=TTL_MAX).contains(&lease.ttl)
-            || !(Seconds::ZERO..=TTL_MAX).contains(&lease.remaining)
+            || !(Seconds::ZERO..=TTL_MAX).contains(&ttl)
+            || !(Seconds::ZERO..=TTL_MAX).contains(&remaining)
         {
             return Err(Malformed("a lease that could not have been granted"));
         }
         self.bytes += check::LEASE_COST;
-        match self.table.insert(id, lease) {
-            Some(_) => Err(Malformed("a lease twice")),
-            None => Ok(()),
-        }
+        if self.set(id, ttl, remaining) { Err(Malformed("a lease twice")) } else { Ok(()) }
     }
 
     /// Grants a lease and returns its TTL in seconds. The result must not depend on the options of a member,
@@ -144,28 +186,30 @@ impl Leases {
             return Err(error::LEASE_EXIST);
         }
         let ttl = ttl.clamp(Seconds::ZERO, TTL_MAX);
-        let keys = self.dangling.remove(&id).unwrap_or_default();
-        self.table.insert(id, Arc::new(Lease { ttl, remaining: Seconds::ZERO, keys }));
+        self.set(id, ttl, Seconds::ZERO);
         self.bytes += check::LEASE_COST;
         Ok(ttl)
     }
 
-    /// Removes a lease and returns it. The caller has to delete its keys.
-    pub(crate) fn revoke(&mut self, id: LeaseId) -> Option<Arc<Lease>> {
+    /// Removes a lease and returns its keys, which the caller has to delete. Returns `None` if the lease does
+    /// not exist.
+    pub(crate) fn revoke(&mut self, id: LeaseId) -> Option<SharedMap<Bytes, ()>> {
         if planted::is(Bug::LeaseRevived) {
-            let lease = Arc::make_mut(self.table.get_mut(&id)?);
-            return Some(Arc::new(Lease { keys: std::mem::take(&mut lease.keys), ..*lease }));
+            return self.take_keys(id);
         }
-        let lease = self.table.remove(&id)?;
+        let times = self.table.remove(&id)?;
+        if times.ttl == WIDE {
+            self.wide.remove(&id);
+        }
         self.bytes = self.bytes.saturating_sub(check::LEASE_COST);
-        Some(lease)
+        Some(self.keys.remove(&id).map(Arc::unwrap_or_clone).unwrap_or_default())
     }
 
     /// Removes and returns all keys of a lease that is being revoked. The lease itself stays until the caller
     /// has deleted the keys.
     pub(crate) fn take_keys(&mut self, id: LeaseId) -> Option<SharedMap<Bytes, ()>> {
-        let lease = self.table.get_mut(&id)?;
-        Some(std::mem::take(&mut Arc::make_mut(lease).keys))
+        self.table.get(&id)?;
+        Some(self.keys.remove(&id).map(Arc::unwrap_or_clone).unwrap_or_default())
     }
 
     /// Subtracts from the quota counter the bytes of a key that was attached to a revoked lease.
@@ -178,9 +222,9 @@ impl Leases {
         // The value is limited only by `TTL_MAX`, not by the TTL of the lease: in checkpoints of an older
         // release of Mainstay, that TTL may depend on the member, but the stored value must not.
         let remaining = remaining.clamp(Seconds::ZERO, TTL_MAX);
-        let differs = self.table.get(&id).is_some_and(|lease| lease.remaining != remaining);
-        if differs && let Some(lease) = self.table.get_mut(&id) {
-            Arc::make_mut(lease).remaining = remaining;
+        if let Some(lease) = self.get(id).filter(|lease| lease.remaining != remaining) {
+            let ttl = lease.ttl;
+            self.set(id, ttl, remaining);
         }
     }
 
@@ -192,13 +236,26 @@ impl Leases {
         }
         self.detach(key, from);
         if to.is_some() {
-            let lease = self.table.get_mut(&to);
-            assert!(lease.is_some(), "a put was let through with lease {to:x}, which does not exist");
-            if let Some(lease) = lease
-                && Arc::make_mut(lease).keys.insert(Bytes::copy_from_slice(key), ()).is_none()
-            {
-                self.bytes += attached_bytes(key);
+            let exists = self.table.get(&to).is_some();
+            assert!(exists, "a put was let through with lease {to:x}, which does not exist");
+            self.add_key(to, key);
+        }
+    }
+
+    fn add_key(&mut self, id: LeaseId, key: &[u8]) {
+        // A copy, because the key may be a part of a large request, whose memory it would keep.
+        let copy = Bytes::copy_from_slice(key);
+        let is_new = match self.keys.get_mut(&id) {
+            Some(keys) => Arc::make_mut(keys).insert(copy, ()).is_none(),
+            None => {
+                let mut keys = SharedMap::new();
+                keys.insert(copy, ());
+                self.keys.insert(id, Arc::new(keys));
+                true
             }
+        };
+        if is_new {
+            self.bytes += attached_bytes(key);
         }
     }
 
@@ -207,17 +264,12 @@ impl Leases {
         if !from.is_some() {
             return;
         }
-        let was_there = if let Some(lease) = self.table.get_mut(&from) {
-            Arc::make_mut(lease).keys.remove(key).is_some()
-        } else if let Some(keys) = self.dangling.get_mut(&from) {
-            let was_there = keys.remove(key).is_some();
-            if keys.is_empty() {
-                self.dangling.remove(&from);
-            }
-            was_there
-        } else {
-            false
-        };
+        let Some(keys) = self.keys.get_mut(&from) else { return };
+        let keys = Arc::make_mut(keys);
+        let was_there = keys.remove(key).is_some();
+        if keys.is_empty() {
+            self.keys.remove(&from);
+        }
         if was_there {
             self.bytes = self.bytes.saturating_sub(attached_bytes(key));
         }
@@ -226,21 +278,7 @@ impl Leases {
     /// Attaches a live key to its lease when a state is loaded. If the lease does not exist, the key stays
     /// unattached, as in etcd, until a lease with this id is granted.
     pub(crate) fn reattach(&mut self, key: &[u8], id: LeaseId) {
-        let key = Bytes::copy_from_slice(key);
-        let bytes = attached_bytes(&key);
-        let before = match (self.table.get_mut(&id), self.dangling.get_mut(&id)) {
-            (Some(lease), _) => Arc::make_mut(lease).keys.insert(key, ()),
-            (None, Some(keys)) => keys.insert(key, ()),
-            (None, None) => {
-                let mut keys = SharedMap::default();
-                keys.insert(key, ());
-                self.dangling.insert(id, keys);
-                None
-            }
-        };
-        if before.is_none() {
-            self.bytes += bytes;
-        }
+        self.add_key(id, key);
     }
 
     /// Encodes the leases in ascending order of id. Their keys are not encoded, because the version of each
@@ -259,7 +297,7 @@ impl Leases {
         for _ in 0..input.u64()? {
             let id = LeaseId(input.i64()?);
             let (ttl, remaining) = (Seconds(input.i64()?), Seconds(input.i64()?));
-            leases.take(id, Lease::new(ttl, remaining))?;
+            leases.take(id, ttl, remaining)?;
         }
         Ok(leases)
     }
@@ -290,6 +328,30 @@ mod tests {
         assert!(read(1, 60, 60) && read(-1, 60, 0));
         assert!(!read(0, 60, 0) && !read(1, -1, 0) && !read(1, 60, LEASE_TTL_MAX + 1) && !read(1, 60, -1));
         assert!(!read(1, LEASE_TTL_MAX + 1, 0));
+    }
+
+    #[test]
+    fn a_lease_without_keys_is_small() {
+        assert_eq!(size_of::<(LeaseId, Times)>(), 16);
+    }
+
+    #[test]
+    fn a_time_that_does_not_fit_is_kept() {
+        let mut leases = Leases::default();
+        let ttls = [0, 1, i64::from(WIDE) - 1, i64::from(WIDE), i64::from(WIDE) + 1, LEASE_TTL_MAX];
+        for (id, ttl) in (1..).zip(ttls) {
+            leases.grant(LeaseId(id), Seconds(ttl)).expect("granted");
+            for remaining in [0, 7, LEASE_TTL_MAX, i64::from(WIDE), 5] {
+                leases.checkpoint(LeaseId(id), Seconds(remaining));
+                let lease = leases.get(LeaseId(id)).expect("it exists");
+                assert_eq!((lease.ttl, lease.remaining), (Seconds(ttl), Seconds(remaining)));
+            }
+        }
+        assert_eq!(leases.wide.len(), 3, "the times of the others fit again");
+        for (id, _) in (1..).zip(ttls) {
+            leases.revoke(LeaseId(id)).expect("it exists");
+        }
+        assert_eq!(leases, Leases::default());
     }
 
     #[test]
@@ -344,7 +406,7 @@ mod tests {
         assert_eq!(back, leases);
         assert!(leases.bytes() > 10 * check::LEASE_COST + 99 * check::ATTACHED_COST);
         for id in 1..=10 {
-            for key in leases.revoke(LeaseId(id)).expect("is there").keys.keys() {
+            for key in leases.revoke(LeaseId(id)).expect("is there").keys() {
                 leases.detached(key);
             }
         }
@@ -363,6 +425,6 @@ mod tests {
         assert_eq!(keys, ["a"]);
         leases.reattach(b"c", LeaseId(8));
         leases.detach(b"c", LeaseId(8));
-        assert!(leases.dangling.is_empty());
+        assert!(leases.keys.get(&LeaseId(8)).is_none());
     }
 }

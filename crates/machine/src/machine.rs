@@ -730,13 +730,12 @@ impl Machine {
         request: &LeaseRevokeRequest,
         change: &mut Option<Change>,
     ) -> Result<Outcome, Status> {
-        let lease = self.leases.revoke(LeaseId(request.id)).ok_or(error::LEASE_NOT_FOUND)?;
+        let keys = self.leases.revoke(LeaseId(request.id)).ok_or(error::LEASE_NOT_FOUND)?;
         *change = Some(Change::LeaseRevoked(LeaseId(request.id)));
-        self.hash.mix(Effect::LeaseRevoked, &[request.id as u64, lease.keys.len() as u64]);
+        self.hash.mix(Effect::LeaseRevoked, &[request.id as u64, keys.len() as u64]);
         // `revoke` has removed the lease together with its set of keys, so deleting the keys does not have to
         // update that set.
-        let keys = lease.keys.iter().map(|(key, ())| (key.clone(), ()));
-        self.delete_keys(keys, &mut Budget::endless());
+        self.delete_keys(keys.into_iter(), &mut Budget::endless());
         Ok(Outcome::LeaseRevoked)
     }
 

@@ -26,6 +26,13 @@ pub struct SharedMap<K, V> {
 
 impl<K, V> Default for SharedMap<K, V> {
     fn default() -> SharedMap<K, V> {
+        SharedMap::new()
+    }
+}
+
+impl<K, V> SharedMap<K, V> {
+    /// Returns a map without entries.
+    pub const fn new() -> SharedMap<K, V> {
         SharedMap { chunks: Vec::new(), len: 0 }
     }
 }
@@ -73,6 +80,8 @@ impl<K: Ord + Clone, V: Clone> SharedMap<K, V> {
     /// Sets the value of this key. Returns the previous value.
     pub fn insert(&mut self, key: K, value: V) -> Option<V> {
         let Some(of) = self.chunk_of(&key).or((!self.chunks.is_empty()).then_some(0)) else {
+            // There may be millions of maps with one entry, such as the keys of leases.
+            self.chunks.reserve_exact(1);
             self.chunks.push((key.clone(), Arc::new(vec![(key, value)])));
             self.len = 1;
             return None;
@@ -90,20 +99,25 @@ impl<K: Ord + Clone, V: Clone> SharedMap<K, V> {
             *first = key.clone();
         }
         let entries = Arc::make_mut(chunk);
-        entries.insert(at, (key, value));
-        if entries.len() > CHUNK_MAX {
-            // Keys often arrive in ascending order. In that case the full chunk stays full, and a new chunk
-            // begins.
-            let last = at + 1 == entries.len();
-            let rest = entries.split_off(if last { CHUNK_MAX } else { CHUNK_MAX / 2 });
-            if last {
-                // The full chunk will probably not grow again, and its capacity was doubled. So the unused
-                // half is freed.
-                entries.shrink_to_fit();
+        if entries.len() < CHUNK_MAX {
+            make_room(entries);
+            entries.insert(at, (key, value));
+            return None;
+        }
+        // Keys often arrive in ascending order. In that case the full chunk stays full, and a new chunk
+        // begins.
+        let mut rest = entries.split_off(if at == CHUNK_MAX { CHUNK_MAX } else { CHUNK_MAX / 2 });
+        match at.checked_sub(entries.len()) {
+            Some(at) => {
+                make_room(&mut rest);
+                rest.insert(at, (key, value));
             }
-            if let Some((first, _)) = rest.first() {
-                self.chunks.insert(of + 1, (first.clone(), Arc::new(rest)));
-            }
+            None => entries.insert(at, (key, value)),
+        }
+        // The first half may not grow again, but has the capacity of a full chunk.
+        entries.shrink_to(entries.len() + entries.len() / 8);
+        if let Some((first, _)) = rest.first() {
+            self.chunks.insert(of + 1, (first.clone(), Arc::new(rest)));
         }
         None
     }
@@ -138,6 +152,19 @@ impl<K: Ord + Clone, V: Clone> SharedMap<K, V> {
         self.chunks.iter().flat_map(|(_, chunk)| chunk.iter().map(|(key, value)| (key, value)))
     }
 
+    /// Returns the entry with the smallest key.
+    pub fn first(&self) -> Option<(&K, &V)> {
+        self.chunks.first()?.1.first().map(|(key, value)| (key, value))
+    }
+
+    /// Removes the entries with the largest keys, up to 256 of them. Returns their number; 0 once the map is
+    /// empty. It is the cheapest way to empty a large map in slices.
+    pub fn remove_chunk(&mut self) -> usize {
+        let removed = self.chunks.pop().map_or(0, |(_, chunk)| chunk.len());
+        self.len -= removed;
+        removed
+    }
+
     /// Returns all keys in ascending order.
     pub fn keys(&self) -> impl Iterator<Item = &K> {
         self.iter().map(|(key, _)| key)
@@ -161,6 +188,15 @@ impl<K: Ord + Clone, V: Clone> SharedMap<K, V> {
         };
         let chunks = self.chunks.get(of..).unwrap_or_default();
         chunks.iter().flat_map(|(_, chunk)| chunk.iter().map(|(key, value)| (key, value))).skip(at)
+    }
+}
+
+/// Reserves capacity for one more entry of a chunk, and for an eighth more than it has. A vector would double
+/// its capacity, which a full chunk never needs, and a third of the memory of a large map would be unused.
+fn make_room<T>(entries: &mut Vec<T>) {
+    if entries.len() == entries.capacity() {
+        let more = (1 + entries.len() / 8).min(CHUNK_MAX.saturating_sub(entries.len())).max(1);
+        entries.reserve_exact(more);
     }
 }
 
@@ -257,6 +293,28 @@ mod tests {
         }
         assert_holds(&map, &model);
         assert!(map.chunks.is_empty() && map.after(Some(&1)).next().is_none());
+    }
+
+    #[test]
+    fn little_memory_is_unused_whatever_the_order_of_the_keys() {
+        let mut random = testkit::Random::new(11);
+        let (mut ascending, mut mixed) = (SharedMap::new(), SharedMap::new());
+        for key in 0..100_000u64 {
+            ascending.insert(key, key);
+            mixed.insert(random.below(u64::MAX), key);
+        }
+        let capacity = |map: &SharedMap<u64, u64>| -> usize {
+            map.chunks.iter().map(|(_, chunk)| chunk.capacity()).sum()
+        };
+        assert!(capacity(&ascending) <= 100_000 + CHUNK_MAX, "{}", capacity(&ascending));
+        assert!(capacity(&mixed) <= 115_000, "{}", capacity(&mixed));
+        assert_eq!((ascending.first(), SharedMap::<u64, u64>::new().first()), (Some((&0, &0)), None));
+        while !ascending.is_empty() {
+            let before = ascending.len();
+            let removed = ascending.remove_chunk();
+            assert!((1..=CHUNK_MAX).contains(&removed) && ascending.len() == before - removed);
+        }
+        assert_eq!(ascending.remove_chunk(), 0);
     }
 
     #[test]

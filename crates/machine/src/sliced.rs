@@ -135,7 +135,7 @@ impl Work {
             && request.compaction.is_none()
             && request.lease_grant.is_none()
         {
-            let keys = machine.leases.get(LeaseId(revoke.id)).map(|lease| &lease.keys);
+            let keys = machine.leases.get(LeaseId(revoke.id)).map(|lease| lease.keys);
             let keys = keys.into_iter().flat_map(|keys| keys.keys());
             (1 + deleted_cost(keys.map(Bytes::len), left), Work::Revoke(None))
         } else {

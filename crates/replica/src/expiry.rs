@@ -22,11 +22,10 @@
 //! client gets a TTL of 0 once the revocation is applied. A lease is returned as expired at most 100 ms late
 //! and never early.
 
-use std::collections::{BTreeMap, BTreeSet};
-use std::ops::Bound;
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
 
-use machine::{Lease, Leases};
+use machine::{Lease, Leases, SharedMap};
 use numbers::{Index, LeaseId, Seconds};
 
 /// Width of one slot of the queue, in nanoseconds.
@@ -36,41 +35,56 @@ const NS_PER_SECOND: u64 = 1_000_000_000;
 /// bounds the work of a call in which most of the entries are outdated.
 const LOOKS_PER_LEASE: usize = 4;
 
-/// The deadline of one lease, and whether shards may move it. There may be millions of leases, so times are
-/// stored as nanoseconds since [`Expiry::epoch`], which take half as much memory as an `Instant`.
+/// The deadline of one lease, and whether shards may move it. There may be millions of leases, so the times
+/// and indexes have the shortest types in which nearly all of them fit. Those that do not fit are in maps of
+/// their own.
 #[derive(Clone, Copy, Debug)]
 struct Timer {
+    /// In nanoseconds since [`Expiry::epoch`].
     deadline_ns: u64,
-    /// Time from a renewal to the deadline, in nanoseconds.
-    ttl_ns: u64,
+    /// Time from a renewal to the deadline, in seconds; [`WIDE`] if it is in [`Expiry::wide_ttls`].
+    ttl_s: u32,
     /// Slot of the lease in the queue; [`NO_SLOT`] once the lease was returned as expired.
-    slot: u64,
+    slot: u32,
     /// Index of the last log entry that sets or clears the lease checkpoint (a recorded remaining time) of
-    /// this lease.
-    noted_by: Index,
-    /// Time before which the lease does not expire even if its deadline passes, because a renewal that
-    /// arrived before the deadline still waits for its ReadIndex round; 0 if no renewal waits.
-    held_ns: u64,
+    /// this lease, as the distance to [`Expiry::noted_base`]; 0 if there is none, [`WIDE`] if the index is in
+    /// [`Expiry::wide_notes`].
+    noted: u32,
     /// Value of [`Expiry::looks`] at which the core last allowed shards to renew this lease without the core;
     /// 0 if there is no permission. The permission ends when `looks` gets another value.
-    alone_looks: u64,
+    alone_looks: u32,
 }
 
 /// Value of `Timer::slot` for a lease that was returned as expired and so has no place in the queue.
-const NO_SLOT: u64 = u64::MAX;
+const NO_SLOT: u32 = u32::MAX;
+/// The last slot. It begins 13 years after the epoch. A lease with a later deadline has its place in this
+/// slot.
+const SLOT_MAX: u32 = u32::MAX - 1;
+/// Value of a field of [`Timer`] for a number that does not fit.
+const WIDE: u32 = u32::MAX;
 
 impl Timer {
-    fn slot(&self) -> Option<u64> {
+    fn slot(&self) -> Option<u32> {
         (self.slot != NO_SLOT).then_some(self.slot)
     }
+}
 
-    /// Moves the deadline to one TTL after this time.
-    fn renew(&mut self, now_ns: u64) {
-        self.deadline_ns = now_ns.saturating_add(self.ttl_ns);
+/// The place of a lease in the queue: its slot and its id. The id is in two halves, because a place then takes
+/// 12 bytes instead of 16.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+struct Place {
+    slot: u32,
+    id_high: u32,
+    id_low: u32,
+}
+
+impl Place {
+    fn new(slot: u32, LeaseId(id): LeaseId) -> Place {
+        Place { slot, id_high: (id as u64 >> 32) as u32, id_low: id as u32 }
     }
 
-    fn ends_ns(&self) -> u64 {
-        self.held_ns.max(self.deadline_ns)
+    fn id(self) -> LeaseId {
+        LeaseId((u64::from(self.id_high) << 32 | u64::from(self.id_low)) as i64)
     }
 }
 
@@ -91,9 +105,18 @@ pub enum RenewalOutcome {
 #[derive(Debug)]
 pub struct Expiry {
     epoch: Instant,
-    timers: BTreeMap<LeaseId, Timer>,
+    timers: SharedMap<LeaseId, Timer>,
     /// Slots with their leases. The slot of a lease is never later than the slot of its deadline.
-    queue: BTreeSet<(u64, LeaseId)>,
+    queue: SharedMap<Place, ()>,
+    /// Times before which leases do not expire even if their deadlines pass, in nanoseconds since the epoch. A
+    /// renewal that arrived before the deadline of such a lease still waits for its ReadIndex round.
+    held_ns: BTreeMap<LeaseId, u64>,
+    /// TTLs in nanoseconds that do not fit into a [`Timer`].
+    wide_ttls: BTreeMap<LeaseId, u64>,
+    /// Index before the first one that was passed to [`Expiry::noted`]; `None` before its first call.
+    noted_base: Option<Index>,
+    /// Indexes that do not fit into a [`Timer`].
+    wide_notes: BTreeMap<LeaseId, Index>,
     starting: Option<Starting>,
     /// The latest time at which any lease was renewed. The core renews with the time at which its turn began,
     /// which can be earlier than the time of a renewal by a shard. No renewal uses an earlier time than this
@@ -101,7 +124,7 @@ pub struct Expiry {
     renewed_at_ns: u64,
     /// One more than the number of calls of [`Expiry::look_again`], so that it is never the 0 of a timer
     /// without permission.
-    looks: u64,
+    looks: u32,
 }
 
 /// The leases whose clocks are not started yet.
@@ -123,7 +146,7 @@ struct Starting {
 
 /// Returns the remaining time in the checkpoint of a lease or, without a checkpoint, its whole TTL. A TTL
 /// below `ttl_min` counts as `ttl_min`.
-pub fn noted_or_granted(lease: &Lease, ttl_min: Seconds) -> Duration {
+pub fn noted_or_granted(lease: &Lease<'_>, ttl_min: Seconds) -> Duration {
     let ttl = lease.ttl.max(ttl_min);
     let time = if lease.remaining > Seconds::ZERO { lease.remaining.min(ttl) } else { ttl };
     time.duration()
@@ -135,7 +158,7 @@ impl Starting {
     fn left(&self, id: LeaseId) -> Option<(Duration, Duration)> {
         let lease = self.leases.get(id).filter(|_| self.behind.is_none_or(|behind| behind < id))?;
         let ttl = lease.ttl.max(self.ttl_min).duration();
-        let left = if self.by_notes { noted_or_granted(lease, self.ttl_min) } else { ttl };
+        let left = if self.by_notes { noted_or_granted(&lease, self.ttl_min) } else { ttl };
         Some((left + self.grace, ttl))
     }
 }
@@ -145,8 +168,12 @@ impl Expiry {
     pub fn new(now: Instant) -> Expiry {
         Expiry {
             epoch: now,
-            timers: BTreeMap::new(),
-            queue: BTreeSet::new(),
+            timers: SharedMap::new(),
+            queue: SharedMap::new(),
+            held_ns: BTreeMap::new(),
+            wide_ttls: BTreeMap::new(),
+            noted_base: None,
+            wide_notes: BTreeMap::new(),
             starting: None,
             renewed_at_ns: 0,
             looks: 1,
@@ -179,7 +206,7 @@ impl Expiry {
         for id in &some {
             // A lease that was renewed, or revoked and granted again, after the leadership began (`since`)
             // already has a clock.
-            if !self.timers.contains_key(id)
+            if self.timers.get(id).is_none()
                 && exists(*id)
                 && let Some((left, ttl)) = self.starting.as_ref().and_then(|starting| starting.left(*id))
             {
@@ -192,16 +219,21 @@ impl Expiry {
         }
     }
 
-    /// Frees the deadlines of up to `max` leases; the leases themselves stay in the state. Returns false once
+    /// Frees the deadlines of some `max` leases; the leases themselves stay in the state. Returns false once
     /// none are left. Called when leadership is lost, because dropping the whole [`Expiry`] in one step would
     /// take time proportional to the number of leases.
     pub fn forget_some(&mut self, max: usize) -> bool {
         self.starting = None;
-        for _ in 0..max {
-            if self.timers.pop_first().is_none() && self.queue.pop_first().is_none() {
+        let mut forgotten = 0;
+        while forgotten < max {
+            let side = usize::from(self.held_ns.pop_first().is_some())
+                + usize::from(self.wide_ttls.pop_first().is_some())
+                + usize::from(self.wide_notes.pop_first().is_some());
+            let some = self.timers.remove_chunk().max(self.queue.remove_chunk()).max(side);
+            if some == 0 {
                 return false;
             }
-            self.queue.pop_first();
+            forgotten += some;
         }
         true
     }
@@ -211,14 +243,32 @@ impl Expiry {
         nanoseconds(at.saturating_duration_since(self.epoch))
     }
 
-    fn slot_of(deadline_ns: u64) -> u64 {
+    fn slot_of(deadline_ns: u64) -> u32 {
         // Rounded up, so that no lease is checked before its deadline.
-        deadline_ns.div_ceil(SLOT_NS)
+        u32::try_from(deadline_ns.div_ceil(SLOT_NS)).map_or(SLOT_MAX, |slot| slot.min(SLOT_MAX))
     }
 
     /// Returns the number of the last slot that is due at this time.
-    fn due(&self, now: Instant) -> u64 {
-        self.ns(now) / SLOT_NS
+    fn due(&self, now: Instant) -> u32 {
+        u32::try_from(self.ns(now) / SLOT_NS).map_or(SLOT_MAX, |slot| slot.min(SLOT_MAX))
+    }
+
+    fn ttl_ns(&self, id: LeaseId, timer: &Timer) -> u64 {
+        let narrow = u64::from(timer.ttl_s) * NS_PER_SECOND;
+        if timer.ttl_s == WIDE { self.wide_ttls.get(&id).copied().unwrap_or(u64::MAX) } else { narrow }
+    }
+
+    fn noted_by(&self, id: LeaseId, timer: &Timer) -> Index {
+        match (timer.noted, self.noted_base) {
+            (0, _) | (_, None) => Index(0),
+            (WIDE, _) => self.wide_notes.get(&id).copied().unwrap_or(Index(0)),
+            (distance, Some(base)) => Index(base.0 + u64::from(distance)),
+        }
+    }
+
+    /// Returns the time at which a lease expires unless it is renewed.
+    fn ends_ns(&self, id: LeaseId, timer: &Timer) -> u64 {
+        self.held_ns.get(&id).map_or(timer.deadline_ns, |held| timer.deadline_ns.max(*held))
     }
 
     /// Starts the clock of a lease, or restarts it. The lease expires at `now + left` unless it is renewed.
@@ -227,30 +277,49 @@ impl Expiry {
         self.stop(id);
         let deadline_ns = self.ns(now).saturating_add(nanoseconds(left));
         let slot = Expiry::slot_of(deadline_ns);
-        let ttl_ns = nanoseconds(ttl);
-        let timer = Timer { deadline_ns, ttl_ns, slot, noted_by: Index(0), held_ns: 0, alone_looks: 0 };
-        self.timers.insert(id, timer);
-        self.queue.insert((slot, id));
+        let whole_s = u32::try_from(ttl.as_secs()).ok().filter(|_| ttl.subsec_nanos() == 0);
+        let ttl_s = whole_s.unwrap_or(WIDE);
+        if ttl_s == WIDE {
+            self.wide_ttls.insert(id, nanoseconds(ttl));
+        }
+        self.timers.insert(id, Timer { deadline_ns, ttl_s, slot, noted: 0, alone_looks: 0 });
+        self.queue.insert(Place::new(slot, id), ());
     }
 
     /// Removes a lease.
     pub fn stop(&mut self, id: LeaseId) {
-        if let Some(slot) = self.timers.remove(&id).and_then(|timer| timer.slot()) {
-            self.queue.remove(&(slot, id));
+        let Some(timer) = self.timers.remove(&id) else { return };
+        if let Some(slot) = timer.slot() {
+            self.queue.remove(&Place::new(slot, id));
+        }
+        self.held_ns.remove(&id);
+        if timer.ttl_s == WIDE {
+            self.wide_ttls.remove(&id);
+        }
+        if timer.noted == WIDE {
+            self.wide_notes.remove(&id);
         }
     }
 
     /// Returns the timer of a lease, and starts the lease's clock first if [`Expiry::start_some`] has not
     /// done so yet.
-    fn timer(&mut self, id: LeaseId) -> Option<&mut Timer> {
-        if !self.timers.contains_key(&id)
+    fn timer(&mut self, id: LeaseId) -> Option<Timer> {
+        if self.timers.get(&id).is_none()
             && let Some(starting) = &self.starting
             && let Some((left, ttl)) = starting.left(id)
         {
             let since = starting.since;
             self.start(id, left, ttl, since);
         }
-        self.timers.get_mut(&id)
+        self.timers.get(&id).copied()
+    }
+
+    /// Moves the deadline of a lease to one TTL after this time.
+    fn move_deadline(&mut self, id: LeaseId, timer: &Timer, now_ns: u64) {
+        let deadline_ns = now_ns.saturating_add(self.ttl_ns(id, timer));
+        if let Some(timer) = self.timers.get_mut(&id) {
+            timer.deadline_ns = deadline_ns;
+        }
     }
 
     /// Records a renewal that has arrived and waits for its ReadIndex round. The lease does not expire before
@@ -258,9 +327,10 @@ impl Expiry {
     pub fn hold(&mut self, id: LeaseId, as_of: Instant, until: Instant) {
         let (as_of, until) = (self.ns(as_of), self.ns(until));
         if let Some(timer) = self.timer(id)
-            && timer.ends_ns() > as_of
+            && self.ends_ns(id, &timer) > as_of
         {
-            timer.held_ns = timer.held_ns.max(until);
+            let held = self.held_ns.entry(id).or_default();
+            *held = until.max(*held);
         }
     }
 
@@ -270,19 +340,17 @@ impl Expiry {
         let (held, as_of) = (self.ns(held), self.ns(as_of));
         self.renewed_at_ns = self.renewed_at_ns.max(self.ns(now));
         let now = self.renewed_at_ns;
-        match self.timer(id) {
-            None => RenewalOutcome::Unknown,
-            Some(timer) if timer.ends_ns() <= as_of => RenewalOutcome::Expired,
-            Some(timer) => {
-                // A later `held_ns` belongs to a renewal that arrived after this one and still waits. It must
-                // keep the lease from expiring.
-                if timer.held_ns <= held {
-                    timer.held_ns = 0;
-                }
-                timer.renew(now);
-                RenewalOutcome::Noted(timer.noted_by)
-            }
+        let Some(timer) = self.timer(id) else { return RenewalOutcome::Unknown };
+        if self.ends_ns(id, &timer) <= as_of {
+            return RenewalOutcome::Expired;
         }
+        // A later time belongs to a renewal that arrived after this one and still waits. It must keep the
+        // lease from expiring.
+        if self.held_ns.get(&id).is_some_and(|known| *known <= held) {
+            self.held_ns.remove(&id);
+        }
+        self.move_deadline(id, &timer, now);
+        RenewalOutcome::Noted(self.noted_by(id, &timer))
     }
 
     /// Allows shards to renew this lease without the core and to answer with the TTL `told`. The permission
@@ -290,12 +358,14 @@ impl Expiry {
     /// `told` differs from the TTL that the clock uses, as for a lease that was granted by a member that runs
     /// etcd: a shard has only the TTL in the timer and would answer with the wrong one.
     pub fn renews_alone(&mut self, id: LeaseId, told: Seconds) {
-        let looks = self.looks;
-        if let Some(timer) = self.timers.get_mut(&id) {
-            // A renewal must not be answered with a TTL of 0, which tells the client that the lease does not
-            // exist.
-            let is_its_own = told > Seconds::ZERO && timer.ttl_ns == nanoseconds(told.duration());
-            timer.alone_looks = if is_its_own { looks } else { 0 };
+        let Some(timer) = self.timers.get(&id) else { return };
+        // A renewal must not be answered with a TTL of 0, which tells the client that the lease does not exist.
+        let is_its_own = told > Seconds::ZERO && self.ttl_ns(id, timer) == nanoseconds(told.duration());
+        let looks = if is_its_own && self.looks < u32::MAX { self.looks } else { 0 };
+        if timer.alone_looks != looks
+            && let Some(timer) = self.timers.get_mut(&id)
+        {
+            timer.alone_looks = looks;
         }
     }
 
@@ -303,19 +373,19 @@ impl Expiry {
     /// seconds for the client; `None` if the core has to handle the renewal.
     pub fn renew_alone(&mut self, id: LeaseId, now: Instant) -> Option<Seconds> {
         let now = self.ns(now).max(self.renewed_at_ns);
-        let timer = self.timers.get_mut(&id)?;
+        let timer = *self.timers.get(&id)?;
         if timer.alone_looks != self.looks {
             return None;
         }
         // Although the deadline has passed, the core may still renew the lease, because it lets no lease
         // expire while it lags behind in applying entries. A shard cannot know whether it does, so it leaves
         // the decision to the core.
-        if timer.ends_ns() <= now {
+        if self.ends_ns(id, &timer) <= now {
             return None;
         }
         self.renewed_at_ns = now;
-        timer.renew(now);
-        Some(Seconds((timer.ttl_ns / NS_PER_SECOND) as i64))
+        self.move_deadline(id, &timer, now);
+        Some(Seconds((self.ttl_ns(id, &timer) / NS_PER_SECOND) as i64))
     }
 
     /// Ends the permission to renew this lease without the core, because the core is about to make a lease
@@ -329,14 +399,22 @@ impl Expiry {
     /// Ends the permission of [`Expiry::renews_alone`] for all leases, so that the core handles the next
     /// renewal of each lease.
     pub fn look_again(&mut self) {
-        self.looks += 1;
+        // At the largest value, which is never reached in practice, no more permissions are given.
+        self.looks = self.looks.saturating_add(1);
     }
 
     /// Records that the log entry `index` sets or clears a lease checkpoint of this lease.
     pub fn noted(&mut self, id: LeaseId, index: Index) {
+        let base = *self.noted_base.get_or_insert(Index(index.0.saturating_sub(1)));
         if let Some(timer) = self.timers.get_mut(&id) {
-            timer.noted_by = index;
-            timer.alone_looks = 0;
+            let distance = index.0.checked_sub(base.0).and_then(|distance| u32::try_from(distance).ok());
+            let noted = distance.filter(|distance| *distance > 0).unwrap_or(WIDE);
+            if noted == WIDE {
+                self.wide_notes.insert(id, index);
+            } else if timer.noted == WIDE {
+                self.wide_notes.remove(&id);
+            }
+            (timer.noted, timer.alone_looks) = (noted, 0);
         }
     }
 
@@ -354,7 +432,7 @@ impl Expiry {
 
     /// Returns true if a slot of the queue is due, so that [`Expiry::expired`] has work to do.
     pub fn is_due(&self, now: Instant) -> bool {
-        self.queue.first().is_some_and(|(slot, _)| *slot <= self.due(now))
+        self.queue.first().is_some_and(|(place, ())| place.slot <= self.due(now))
     }
 
     /// Returns up to `max` leases whose deadline has passed. Each lease is returned only once, unless
@@ -364,16 +442,24 @@ impl Expiry {
         let (due, now) = (self.due(now), self.ns(now));
         let mut out = Vec::new();
         for _ in 0..max.saturating_mul(LOOKS_PER_LEASE) {
-            let Some(&(slot, id)) = self.queue.first().filter(|(slot, _)| *slot <= due) else { break };
+            let Some(&place) = self.queue.first().map(|(place, ())| place).filter(|it| it.slot <= due) else {
+                break;
+            };
             if out.len() == max {
                 break;
             }
-            self.queue.remove(&(slot, id));
+            self.queue.remove(&place);
+            let id = place.id();
             let Some(timer) = self.timers.get(&id).copied() else { continue };
-            let slot = (timer.ends_ns() > now).then(|| Expiry::slot_of(timer.ends_ns()).max(slot + 1));
+            let ends = self.ends_ns(id, &timer);
+            let slot =
+                (ends > now).then(|| Expiry::slot_of(ends).max(place.slot.saturating_add(1).min(SLOT_MAX)));
             match slot {
-                Some(slot) => drop(self.queue.insert((slot, id))),
-                None => out.push(id),
+                Some(slot) => drop(self.queue.insert(Place::new(slot, id), ())),
+                None => {
+                    self.held_ns.remove(&id);
+                    out.push(id);
+                }
             }
             if let Some(timer) = self.timers.get_mut(&id) {
                 timer.slot = slot.unwrap_or(NO_SLOT);
@@ -395,15 +481,14 @@ impl Expiry {
             && timer.slot().is_none()
         {
             timer.slot = slot;
-            self.queue.insert((slot, id));
+            self.queue.insert(Place::new(slot, id), ());
         }
     }
 
     /// Returns the leases with running clocks whose ids are greater than `id` (all of them if `id` is
     /// `None`), with their remaining times, in the order of the ids.
     pub fn after(&self, id: Option<LeaseId>, now: Instant) -> impl Iterator<Item = (LeaseId, Duration)> {
-        let behind = id.map_or(Bound::Unbounded, Bound::Excluded);
-        let (timers, now) = (self.timers.range((behind, Bound::Unbounded)), self.ns(now));
+        let (timers, now) = (self.timers.after(id.as_ref()), self.ns(now));
         timers.map(move |(id, timer)| (*id, Duration::from_nanos(timer.deadline_ns.saturating_sub(now))))
     }
 }
@@ -423,9 +508,45 @@ mod tests {
 
     #[test]
     fn a_timer_is_small() {
-        // A node of the map holds eleven timers with their ids, and should fit into an allocation of 640
-        // bytes.
-        assert!(size_of::<Timer>() <= 48, "a timer has {} bytes", size_of::<Timer>());
+        // With the 16 bytes of a lease in the replicated state these are 60 bytes. The maps have little unused
+        // memory, so that a lease takes less than 64 bytes in all.
+        assert_eq!((size_of::<(LeaseId, Timer)>(), size_of::<(Place, ())>()), (32, 12));
+    }
+
+    #[test]
+    fn numbers_that_do_not_fit_into_a_timer_are_kept() {
+        let start = Instant::now();
+        let mut expiry = Expiry::new(start);
+        let (half, hundred_years) = (SECOND / 2, SECOND * 3_155_760_000);
+        for (id, ttl) in (1..).zip([half, hundred_years, hundred_years * 2]) {
+            let id = LeaseId(id);
+            expiry.start(id, SECOND, ttl, start);
+            assert_eq!(expiry.renew(id, start, start, start), RenewalOutcome::Noted(Index(0)));
+            assert_eq!(expiry.left(id, start), Some(ttl));
+            for index in [100, 101, 99, 100 + u64::from(u32::MAX), 7, u64::MAX, 5000] {
+                expiry.noted(id, Index(index));
+                assert_eq!(expiry.renew(id, start, start, start), RenewalOutcome::Noted(Index(index)));
+            }
+        }
+        assert_eq!((expiry.wide_ttls.len(), expiry.wide_notes.len()), (2, 0));
+        assert_eq!(expiry.expired(start + SECOND, 10), [1].map(LeaseId));
+        assert!(expiry.expired(start + hundred_years - SECOND, 10).is_empty());
+        assert_eq!(expiry.expired(start + hundred_years, 10), [2].map(LeaseId));
+        for id in 1..=3 {
+            expiry.hold(LeaseId(id), start, start + SECOND);
+            expiry.noted(LeaseId(id), Index(u64::MAX));
+            expiry.stop(LeaseId(id));
+        }
+        let side = (expiry.wide_ttls.len(), expiry.wide_notes.len(), expiry.held_ns.len());
+        assert_eq!((side, expiry.timers.len(), expiry.queue.len()), ((0, 0, 0), 0, 0));
+    }
+
+    #[test]
+    fn places_are_ordered_by_slot_and_keep_their_ids() {
+        for id in [1, -1, i64::MIN, i64::MAX, 1 << 32, 0x1234_5678_9abc_def0].map(LeaseId) {
+            assert_eq!(Place::new(7, id).id(), id);
+            assert!(Place::new(7, id) < Place::new(8, LeaseId(i64::MIN)));
+        }
     }
 
     #[test]
@@ -641,7 +762,7 @@ mod tests {
         while expiry.forget_some(64) {
             slices += 1;
         }
-        assert_eq!(slices, 999 / 64);
+        assert!((999 / 256..=999 / 64).contains(&slices), "{slices}");
         assert_eq!((expiry.timers.len(), expiry.queue.len()), (0, 0));
     }
 }

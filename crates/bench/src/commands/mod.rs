@@ -7,6 +7,7 @@ mod completion;
 mod connections;
 mod kubernetes;
 mod lease_keepalive;
+mod leases;
 mod mvcc;
 mod put;
 mod range;
@@ -67,6 +68,7 @@ pub static PROGRAM: Program<Run> = Program {
             connections::CONNECTIONS_COMMAND,
             kubernetes::KUBERNETES,
             lease_keepalive::LEASE_KEEPALIVE,
+            leases::LEASES,
             mvcc::MVCC,
             put::PUT,
             range::RANGE,

@@ -7,6 +7,7 @@ pub(crate) mod fleet;
 pub mod index;
 pub mod kubernetes;
 pub mod lease;
+pub mod leases;
 pub mod range;
 pub mod stm;
 pub mod watch;

@@ -71,6 +71,7 @@ fn loads_leave_what_they_should() {
         assert_eq!(count(server), 50);
         assert_eq!(run(&["range", "--prefix", "--paginate", "--total=5"]), 0);
         assert_eq!(run(&["lease-keepalive", "--total=20"]), 0);
+        assert_eq!(run(&["leases", "--total=50", "--renew=100", "--renew-for=200ms"]), 0);
         // Two of the four keys are written: each transaction that succeeded raised the revision once.
         for isolation in ["c", "r", "s", "ss"] {
             let words = ["stm", "--total=40", "--keys=8", "--keys-per-txn=4", "--isolation", isolation];

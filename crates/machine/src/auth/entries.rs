@@ -111,7 +111,7 @@ impl Machine {
         }
         if let Some(revoke) = &request.lease_revoke {
             let lease = self.leases.get(LeaseId(revoke.id));
-            return lease.map_or(Ok(()), |lease| gate.write_all(&lease.keys));
+            return lease.map_or(Ok(()), |lease| gate.write_all(lease.keys));
         }
         if is_for_root(request) { gate.admin() } else { Ok(()) }
     }

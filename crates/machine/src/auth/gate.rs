@@ -177,7 +177,7 @@ impl Gate {
             && !allowed.contains(&id)
             && let Some(lease) = leases.get(id)
         {
-            self.write_all(&lease.keys)?;
+            self.write_all(lease.keys)?;
             allowed.insert(id);
         }
         if put.prev_kv { self.read(&put.key, &[]) } else { Ok(()) }

@@ -242,7 +242,7 @@ fn rights_on_the_keys_of_leases_are_asked_for_in_slices_of_one_budget() {
     }
     let bob = gate(&auth, "bob");
     let slices = |leases: &Leases, right, gate: &Gate| {
-        let mut rights = LeaseRights::new(right, leases.iter().map(|(_, lease)| &lease.keys));
+        let mut rights = LeaseRights::new(right, leases.iter().map(|(_, lease)| lease.keys));
         let mut slices = 1;
         loop {
             match rights.step(gate, 64) {

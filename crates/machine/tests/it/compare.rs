@@ -10,8 +10,8 @@ fn used(machine: &Machine) -> BTreeMap<u32, SegmentUse> {
     machine.usage().iter().filter(|(_, usage)| usage.values > 0).map(|(id, usage)| (*id, *usage)).collect()
 }
 
-fn leases(machine: &Machine) -> BTreeMap<LeaseId, Lease> {
-    machine.leases.iter().map(|(id, lease)| (id, lease.clone())).collect()
+fn leases(machine: &Machine) -> BTreeMap<LeaseId, Lease<'_>> {
+    machine.leases.iter().collect()
 }
 
 fn range<'a>(snapshot: &Snapshot<'a>, revision: Revision) -> Vec<LoadedVersion<'a>> {

@@ -86,8 +86,8 @@ fn whole(chunks: &[Bytes]) -> impl Iterator<Item = Result<Bytes, String>> + '_ {
     chunks.iter().map(|chunk| Ok(chunk.clone()))
 }
 
-fn leases(machine: &Machine) -> BTreeMap<LeaseId, Lease> {
-    machine.leases.iter().map(|(id, lease)| (id, lease.clone())).collect()
+fn leases(machine: &Machine) -> BTreeMap<LeaseId, Lease<'_>> {
+    machine.leases.iter().collect()
 }
 
 /// Returns etcd's hash of keys and values at every revision that can be read.

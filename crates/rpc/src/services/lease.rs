@@ -433,7 +433,7 @@ impl Services {
         let ReplyBody::Image(head, _) = self.pending.ask(ClientRequest::Image)?.await?.body else {
             return Err(error::STOPPED);
         };
-        self.may_all(Right::Read, head.leases.iter().map(|(_, lease)| &lease.keys), principal).await
+        self.may_all(Right::Read, head.leases.iter().map(|(_, lease)| lease.keys), principal).await
     }
 
     /// Returns a snapshot of the leases, ordered by remaining time. The core sorts a short list itself. For a

@@ -16,8 +16,10 @@ const REQUEST: RequestId = RequestId { shard: 0, slot: 1, generation: 0 };
 /// Index of the last entry of the log, and of the last applied entry.
 const REACH: (Index, Index) = (Index(0), Index(0));
 
-fn lease(ttl: Seconds, remaining: Seconds) -> Lease {
-    Lease { ttl, remaining, keys: SharedMap::default() }
+static NO_KEYS: SharedMap<bytes::Bytes, ()> = SharedMap::new();
+
+fn lease(ttl: Seconds, remaining: Seconds) -> Lease<'static> {
+    Lease { ttl, remaining, keys: &NO_KEYS }
 }
 
 fn clocks(now: Instant) -> LeaseClocks {
@@ -50,7 +52,7 @@ fn a_lease_expires_once_and_whoever_renews_it_then_hears_when_it_is_gone() {
     assert_eq!(clocks.take_expired(), [5].map(LeaseId));
     assert!(clocks.take_expired().is_empty());
     let renewal =
-        clocks.renew((REQUEST, LeaseId(5)), Some(&lease(Seconds(10), Seconds(0))), Index(1), late, late);
+        clocks.renew((REQUEST, LeaseId(5)), Some(lease(Seconds(10), Seconds(0))), Index(1), late, late);
     assert_eq!(renewal, Renewal::Waits);
     assert_eq!(clocks.revoked(LeaseId(5)), [(REQUEST, late)]);
     clocks.revocation_ended(LeaseId(5), false, late);
@@ -78,7 +80,7 @@ fn a_renewal_takes_a_note_back_that_is_applied_or_under_way() {
     let mut clocks = clocks(start);
     clocks.granted(LeaseId(5), Seconds(10), true, start);
     let renew = |clocks: &mut LeaseClocks, remaining, applied| {
-        clocks.renew((REQUEST, LeaseId(5)), Some(&lease(Seconds(10), remaining)), applied, start, start)
+        clocks.renew((REQUEST, LeaseId(5)), Some(lease(Seconds(10), remaining)), applied, start, start)
     };
     assert_eq!(renew(&mut clocks, Seconds(0), Index(1)), Renewal::Answered(Seconds(10)));
     assert_eq!(renew(&mut clocks, Seconds(3), Index(1)), Renewal::TakesBack(Seconds(10)));
@@ -173,7 +175,7 @@ fn doubt_outlives_leadership_until_all_notes_are_taken_back() {
     lead(&mut clocks, &leases, true, start);
     assert_eq!(left(&clocks, start), 61);
     let renewal = (REQUEST, LeaseId(1));
-    let renewed = clocks.renew(renewal, Some(&lease(Seconds(60), Seconds(0))), Index(0), start, start);
+    let renewed = clocks.renew(renewal, Some(lease(Seconds(60), Seconds(0))), Index(0), start, start);
     assert_eq!(renewed, Renewal::TakesBack(Seconds(60)), "another member may have a note");
     clocks.stop(start);
     lead(&mut clocks, &leases, false, start);
@@ -190,7 +192,7 @@ fn doubt_outlives_leadership_until_all_notes_are_taken_back() {
     assert_eq!(slice(&mut clocks, &leases, true, start + seconds(2)).len(), 10);
     assert_eq!(slice(&mut clocks, &leases, true, start), [0; 0]);
     clocks.look(Index(0), Index(0), start);
-    let renewed = clocks.renew(renewal, Some(&lease(Seconds(60), Seconds(0))), Index(0), start, start);
+    let renewed = clocks.renew(renewal, Some(lease(Seconds(60), Seconds(0))), Index(0), start, start);
     assert_eq!(renewed, Renewal::Answered(Seconds(60)));
     clocks.stop(start);
     lead(&mut clocks, &leases, false, start);
@@ -325,7 +327,7 @@ fn doubt_ends_with_the_last_entry_and_a_renewal_makes_one_of_its_own_at_most() {
     lead(&mut clocks, &leases, true, start);
     let renew = |clocks: &mut LeaseClocks, id, applied| {
         let lease = lease(Seconds(60), Seconds(0));
-        clocks.renew((REQUEST, LeaseId(id)), Some(&lease), applied, start, start)
+        clocks.renew((REQUEST, LeaseId(id)), Some(lease), applied, start, start)
     };
     let (own, behind) = (Renewal::Answered(Seconds(60)), Renewal::TakesBack(Seconds(60)));
     assert_eq!(renew(&mut clocks, 1, Index(8)), behind);
@@ -386,7 +388,7 @@ fn whoever_waits_is_told_when_leadership_is_lost_or_time_is_up() {
         let late = start + seconds(3);
         clocks.look(Index(1), Index(1), late);
         assert_eq!(
-            clocks.renew((REQUEST, LeaseId(5)), Some(&lease(Seconds(2), Seconds(0))), Index(1), late, late),
+            clocks.renew((REQUEST, LeaseId(5)), Some(lease(Seconds(2), Seconds(0))), Index(1), late, late),
             Renewal::Waits
         );
         assert!(clocks.sweep(late + seconds(6)).is_empty());
@@ -397,20 +399,36 @@ fn whoever_waits_is_told_when_leadership_is_lost_or_time_is_up() {
 }
 
 #[test]
-fn revocations_are_counted_between_ticks_and_tried_again() {
+fn revocations_are_limited_per_turn_in_flight_and_between_ticks_and_tried_again() {
     let start = Instant::now();
     let mut clocks = clocks(start);
     let leases = i64::try_from(REVOKES_PER_TICK).expect("fits") + 10;
     (0..leases).for_each(|id| clocks.granted(LeaseId(id), Seconds(2), true, start));
     let late = start + seconds(3);
     clocks.look(Index(1), Index(1), late);
-    let first = clocks.take_expired();
-    assert_eq!(first.len(), REVOKES_PER_TICK);
-    assert!(clocks.take_expired().is_empty());
+    let mut turns = 0;
+    let mut all = Vec::new();
+    loop {
+        let some = clocks.take_expired();
+        if some.is_empty() {
+            break;
+        }
+        assert_eq!(some.len(), REVOKES_PER_TURN);
+        turns += 1;
+        all.extend(some);
+        if clocks.revokes_open == REVOKES_OPEN_MAX {
+            assert!(clocks.take_expired().is_empty());
+            let committed = all[all.len() - REVOKES_OPEN_MAX..].to_vec();
+            committed.into_iter().for_each(|id| clocks.revocation_ended(id, false, late));
+        }
+    }
+    assert_eq!((turns, all.len()), (REVOKES_PER_TICK / REVOKES_PER_TURN, REVOKES_PER_TICK));
+    // So a million leases that end at once need ten ticks of 100 ms.
+    const { assert!(REVOKES_PER_TICK * 10 >= 1_000_000) };
     clocks.allow_revokes();
     assert_eq!(clocks.take_expired().len(), 10);
-    clocks.revocation_ended(first[0], true, late);
+    clocks.revocation_ended(all[0], true, late);
     assert!(clocks.take_expired().is_empty());
     clocks.look(Index(1), Index(1), late + REVOKE_PAUSE);
-    assert_eq!(clocks.take_expired(), [first[0]]);
+    assert_eq!(clocks.take_expired(), [all[0]]);
 }
