@@ -281,12 +281,7 @@ impl Node {
 
     /// Takes the answer to a fetch for an observer.
     pub(super) fn fetched_for_observer(&mut self, fetch: Fetch, entries: &[Entry]) {
-        let tail = self.raw.store();
-        let sound = entries.iter().enumerate().all(|(at, entry)| {
-            entry.index == fetch.first + at as u64
-                && entry.index < fetch.last
-                && tail.term_of(entry.index.0) == Some(entry.term.0)
-        });
+        let sound = self.has_these(fetch, entries);
         let entries = entries.iter().filter(|_| sound).map(Entry::to_raft);
         self.feeds.fetched(fetch, entries);
     }

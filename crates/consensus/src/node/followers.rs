@@ -15,12 +15,7 @@ impl Node {
         if !self.followers.fetched(fetch) {
             return;
         }
-        let tail = self.raw.store();
-        let sound = entries.iter().enumerate().all(|(at, entry)| {
-            entry.index == fetch.first + at as u64
-                && entry.index < fetch.last
-                && tail.term_of(entry.index.0) == Some(entry.term.0)
-        });
+        let sound = self.has_these(fetch, entries);
         // A failed read needs no handling: the entries are requested again when the follower responds to the
         // next heartbeat.
         if entries.is_empty() || !sound {
@@ -39,6 +34,16 @@ impl Node {
                 self.raw.raft.send_append(fetch.to.0);
             }
         }
+    }
+
+    /// Returns true if these entries are what the fetch asked for: those of this node's log, without a gap.
+    pub(super) fn has_these(&self, fetch: Fetch, entries: &[Entry]) -> bool {
+        let tail = self.raw.store();
+        entries.iter().enumerate().all(|(at, entry)| {
+            entry.index == fetch.first + at as u64
+                && entry.index < fetch.last
+                && tail.term_of(entry.index.0) == Some(entry.term.0)
+        })
     }
 
     /// Adapts the windows and fetches to what raft currently knows about the followers.
