@@ -39,6 +39,9 @@ pub struct Config {
     pub client_tls: TlsOptions,
     /// TLS of the listeners for members, and of connections to other members.
     pub peer_tls: TlsOptions,
+    /// True if the members of the cluster share the secrets of TLS session tickets of clients. They then verify
+    /// each other's certificates, also the names in them.
+    pub share_tls_tickets: bool,
     /// Elections, replication and the length of the raft log.
     pub raft: RaftOptions,
     /// Limits on the size of the data, and on requests, connections and memory of clients.

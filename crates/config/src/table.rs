@@ -112,6 +112,7 @@ flags! {
     PEER_AUTO_TLS = "peer-auto-tls", Security, Bool, "false", Implemented, "Use a generated certificate with other members, unless --peer-cert-file is given. Any certificate of theirs is accepted.";
     SELF_SIGNED_CERT_VALIDITY = "self-signed-cert-validity", Security, Uint, "1", Implemented, "Years a generated certificate is valid.";
     PEER_CRL_FILE = "peer-crl-file", Security, Text, "", Implemented, "List of revoked certificates of other members, DER or PEM.";
+    SHARE_TLS_TICKETS = "share-tls-tickets", Security, Bool, "false", Implemented, "Share the secrets of TLS session tickets with the other members, so that clients resume their sessions at any member. Needs certificates and allowed names of members. Not a flag of etcd.";
     CIPHER_SUITES = "cipher-suites", Security, Words, "", Implemented, "TLS 1.2 cipher suites, by Go's names; empty means all that are supported.";
     CORS = "cors", Security, Origins, "*", Implemented, "Comma-separated list of origins (scheme, host and port) whose pages may read answers in a browser; * means all.";
     HOST_WHITELIST = "host-whitelist", Security, List, "*", Implemented, "Comma-separated list of host names accepted in HTTP requests without TLS; * means all.";

@@ -146,9 +146,10 @@ pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Res
         feature_gates,
         memory_mlock: settings.get(table::MEMORY_MLOCK),
         storage,
-        listen: urls.listen,
         cluster,
         client_tls,
+        share_tls_tickets: share_tls_tickets(settings, &urls.listen, &peer_tls)?,
+        listen: urls.listen,
         peer_tls,
         raft,
         limits: limits(settings),
@@ -308,6 +309,33 @@ fn zone_networks(settings: &Settings) -> Result<(ZoneNetworks, ZoneMemberList), 
     Ok((networks, list))
 }
 
+/// Returns true if the members share the secrets of TLS session tickets. Who has the secrets can decrypt recorded
+/// sessions of TLS 1.2 and pose as a client, so only certificates of members may get them: often the same
+/// authority has issued those of clients, so the names are checked too.
+fn share_tls_tickets(
+    settings: &Settings,
+    listen: &ListenOptions,
+    peers: &tls_options::TlsOptions,
+) -> Result<bool, Refusal> {
+    if !settings.get(table::SHARE_TLS_TICKETS) {
+        return Ok(false);
+    }
+    let tls = &peers.settings;
+    let missing = [
+        (!listen.peer_urls.iter().all(|url| url.scheme().is_secure()))
+            .then_some("https in --listen-peer-urls"),
+        tls.cert_file.is_none().then_some("--peer-cert-file"),
+        tls.trusted_ca_file.is_none().then_some("--peer-trusted-ca-file"),
+        (!tls.client_cert_auth).then_some("--peer-client-cert-auth"),
+        (tls.allowed_cns.is_empty() && tls.allowed_hostnames.is_empty())
+            .then_some("--peer-cert-allowed-cn or --peer-cert-allowed-hostname"),
+    ];
+    match missing.into_iter().flatten().next() {
+        Some(missing) => Err(Refusal::invalid(format!("--share-tls-tickets needs {missing}"))),
+        None => Ok(true),
+    }
+}
+
 /// Returns the settings of an observer; `None` if none of its flags is set.
 fn observer(settings: &Settings) -> Result<Option<ObserverOptions>, Refusal> {
     let feeds = settings.get(table::FEED).to_vec();
@@ -330,6 +358,7 @@ fn observer(settings: &Settings) -> Result<Option<ObserverOptions>, Refusal> {
         settings.is_set(table::INITIAL_ELECTION_TICK_ADVANCE).then_some("initial-election-tick-advance"),
         settings.is_set(table::CORRUPT_CHECK_TIME).then_some("corrupt-check-time"),
         settings.is_set(table::COMPACT_HASH_CHECK_TIME).then_some("compact-hash-check-time"),
+        settings.is_set(table::SHARE_TLS_TICKETS).then_some("share-tls-tickets"),
         settings.is_set(table::DOWNGRADE_CHECK_TIME).then_some("downgrade-check-time"),
     ];
     if let Some(flag) = given.into_iter().flatten().next() {

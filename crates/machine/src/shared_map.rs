@@ -104,6 +104,19 @@ impl<K: Ord + Clone, V: Clone> SharedMap<K, V> {
             entries.insert(at, (key, value));
             return None;
         }
+        // The key belongs between this full chunk and the next one. If that has room, it goes there: otherwise
+        // keys in descending order would make a chunk each.
+        if at == CHUNK_MAX
+            && let Some((first, next)) = self.chunks.get_mut(of + 1)
+            && next.len() < CHUNK_MAX / 2
+        {
+            *first = key.clone();
+            let next = Arc::make_mut(next);
+            make_room(next);
+            next.insert(0, (key, value));
+            return None;
+        }
+        let entries = Arc::make_mut(&mut self.chunks.get_mut(of)?.1);
         // Keys often arrive in ascending order. In that case the full chunk stays full, and a new chunk
         // begins.
         let mut rest = entries.split_off(if at == CHUNK_MAX { CHUNK_MAX } else { CHUNK_MAX / 2 });
@@ -133,14 +146,23 @@ impl<K: Ord + Clone, V: Clone> SharedMap<K, V> {
         let entries = Arc::make_mut(chunk);
         let (_, value) = entries.remove(at);
         let left = entries.len();
+        // What is left may stay for long.
+        if left < entries.capacity() / 4 {
+            entries.shrink_to(left + left / 8);
+        }
         self.len -= 1;
         if left == 0 {
             self.chunks.remove(of);
-        } else if let Some((_, next)) = self.chunks.get(of + 1)
-            && left + next.len() <= CHUNK_MAX / 2
-        {
-            let (_, next) = self.chunks.remove(of + 1);
-            if let Some((_, chunk)) = self.chunks.get_mut(of) {
+            return Some(value);
+        }
+        let fits = |other: usize| {
+            self.chunks.get(other).is_some_and(|(_, chunk)| left + chunk.len() <= CHUNK_MAX / 2)
+        };
+        // The chunk before is looked at, too: keys that are removed in ascending order leave small chunks behind.
+        let merged = if fits(of + 1) { Some(of) } else { of.checked_sub(1).filter(|before| fits(*before)) };
+        if let Some(into) = merged {
+            let (_, next) = self.chunks.remove(into + 1);
+            if let Some((_, chunk)) = self.chunks.get_mut(into) {
                 Arc::make_mut(chunk).extend_from_slice(&next);
             }
         }
@@ -249,6 +271,26 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
+
+    /// Returns the number of entries for which the chunks have memory.
+    fn capacity(map: &SharedMap<u32, u64>) -> usize {
+        map.chunks.iter().map(|(_, chunk)| chunk.capacity()).sum()
+    }
+
+    #[test]
+    fn keys_in_no_order_that_somebody_chooses_make_many_chunks() {
+        let mut map = SharedMap::new();
+        (0..CHUNK_MAX as u32).for_each(|key| drop(map.insert(key, 0)));
+        (1000..101_000).rev().for_each(|key| drop(map.insert(key, 0)));
+        assert!(map.chunks.len() < 100_000 / (CHUNK_MAX / 4), "{} chunks", map.chunks.len());
+        for step in [1, 100] {
+            let mut map = SharedMap::new();
+            (0..100_000).for_each(|key| drop(map.insert(key, 0)));
+            (0..100_000).filter(|key| key % 100 != step - 1).for_each(|key| drop(map.remove(&key)));
+            assert_eq!(map.len(), 1000);
+            assert!(capacity(&map) < 4000, "memory for {} of 1000 entries", capacity(&map));
+        }
+    }
 
     /// Asserts that the map equals the model, and that its chunks are valid.
     fn assert_holds(map: &SharedMap<u32, u64>, model: &BTreeMap<u32, u64>) {

@@ -58,7 +58,7 @@ struct Timer {
 /// Value of `Timer::slot` for a lease that was returned as expired and so has no place in the queue.
 const NO_SLOT: u32 = u32::MAX;
 /// The last slot. It begins 13 years after the epoch. A lease with a later deadline has its place in this
-/// slot.
+/// slot, so in a term that lasts longer, each look at the queue also checks the leases in this slot.
 const SLOT_MAX: u32 = u32::MAX - 1;
 /// Value of a field of [`Timer`] for a number that does not fit.
 const WIDE: u32 = u32::MAX;

@@ -27,7 +27,7 @@ use crate::observing::{self, Registrar};
 use crate::options::{check_options, storage_options};
 use crate::own_console;
 use crate::peering::Peering;
-use crate::ticket_sharing::{self, TicketSharing};
+use crate::ticket_sharing::TicketSharing;
 use crate::tls::{self as member_tls, MemberTls, Reloading, Side};
 use crate::tracing::{self, Exporting};
 use clock::Clock;
@@ -221,7 +221,7 @@ fn serve(
     let hasher =
         spawn("hasher", "the hasher thread", move || hashing.data.compaction_hashes.run(&hash_jobs))?;
     start_catch_up(&shared, entries, fetches)?;
-    let sharing = tls.client_tickets().filter(|_| ticket_sharing::may_share(&config));
+    let sharing = tls.client_tickets().filter(|_| config.share_tls_tickets);
     sharing.iter().for_each(|tickets| peering.share_tickets(tickets.clone()));
     let peers = start_peers(&shared, &logger, &config, peering, peers, tls.dialing())?;
     let sharing = sharing

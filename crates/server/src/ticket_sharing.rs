@@ -3,9 +3,9 @@
 //! [`answer`] answers the other members.
 //!
 //! The secrets are never part of the replicated state, of a snapshot or of a log. They pass only over
-//! connections between members on which both ends have verified the other's certificate, with an authority
-//! that the options name ([`may_share`]). Otherwise each member keeps secrets of its own, and a client that
-//! comes from another member does a whole handshake.
+//! connections between members on which both ends have verified the other's certificate and the name in it,
+//! which `--share-tls-tickets` requires. Without that flag each member keeps secrets of its own, and a client
+//! that comes from another member does a whole handshake.
 
 use std::io;
 use std::sync::Arc;
@@ -14,7 +14,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
-use config::{Config, Url};
+use consistency::comparison::{CLUSTER_ID, OTHER_CLUSTER, cluster_id};
 use http::{Request, Response, StatusCode};
 use peer::Target;
 use replica::shared::Shared;
@@ -39,20 +39,6 @@ const PAUSE: Duration = Duration::from_secs(5);
 /// Time limit for the leader's answer.
 const TIMEOUT: Duration = Duration::from_secs(2);
 
-/// Returns true if members verify each other's certificates with an authority that the options name, so that
-/// secrets may pass between them.
-pub(crate) fn may_share(config: &Config) -> bool {
-    let peer = &config.peer_tls;
-    let settings = &peer.settings;
-    let is_secure = |urls: &[Url]| !urls.is_empty() && urls.iter().all(|url| url.scheme().is_secure());
-    let has_certificate = settings.cert_file.is_some();
-    is_secure(&config.listen.peer_urls)
-        && has_certificate
-        && settings.trusted_ca_file.is_some()
-        && settings.client_cert_auth
-        && !settings.insecure_skip_verify
-}
-
 /// Answers a member that asks for the secrets. `tickets` is `None` if this member may not share them.
 pub(crate) fn answer(
     shared: &Shared,
@@ -64,6 +50,10 @@ pub(crate) fn answer(
     };
     if request.extensions().get::<peer::VerifiedPeer>().is_none() {
         return refused(StatusCode::FORBIDDEN, "only a member with a verified certificate gets this");
+    }
+    let theirs = request.headers().get(CLUSTER_ID);
+    if theirs.is_none_or(|id| id.as_bytes() != cluster_id(shared).as_bytes()) {
+        return refused(StatusCode::PRECONDITION_FAILED, OTHER_CLUSTER);
     }
     if shared.state.load().leader != shared.member.identity.member_id {
         return refused(StatusCode::SERVICE_UNAVAILABLE, "this member does not lead the cluster");
@@ -175,7 +165,8 @@ impl Follower {
         let Some(url) = secure.get(self.attempt % secure.len().max(1)) else {
             return Err("the leader has no peer URL with TLS".to_owned());
         };
-        let request = Request::get(PATH).body(Bytes::new()).map_err(|error| error.to_string())?;
+        let request = Request::get(PATH).header(CLUSTER_ID, cluster_id(&self.shared));
+        let request = request.body(Bytes::new()).map_err(|error| error.to_string())?;
         let peers = self.shared.cluster.peers().ok_or_else(|| "the member is starting".to_owned())?;
         let answered = block_on(peers.request(Target::Url((*url).clone()), request, TIMEOUT));
         let response = answered.map_err(|error| error.to_string())?;

@@ -7,7 +7,7 @@ pub struct DrainRequest {
     /// Time over which the connections are told to end, in milliseconds; at most a day. 0: all at once.
     #[prost(uint64, tag = "2")]
     pub over_ms: u64,
-    /// Time that the open calls of a connection have to end, in milliseconds; at most an hour.
+    /// Time that the open calls of a connection have to end, in milliseconds; at most an hour. 0: 10 s.
     #[prost(uint64, tag = "3")]
     pub grace_ms: u64,
 }

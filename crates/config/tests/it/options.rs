@@ -213,6 +213,11 @@ fn refusals_are_as_expected() {
         --feature-gates=LeaseCheckpointPersist=true
         --experimental-enable-lease-checkpoint-persist
         --batch-fsync-window=6ms
+        --share-tls-tickets --listen-peer-urls=https://127.0.0.1:2380
+        --share-tls-tickets --listen-peer-urls=https://127.0.0.1:2380,http://127.0.0.1:2390 --peer-cert-file=c --peer-key-file=k --peer-trusted-ca-file=a --peer-client-cert-auth --peer-cert-allowed-cn=m
+        --share-tls-tickets --listen-peer-urls=https://127.0.0.1:2380 --peer-cert-file=c --peer-key-file=k --peer-client-cert-auth --peer-cert-allowed-cn=m
+        --share-tls-tickets --listen-peer-urls=https://127.0.0.1:2380 --peer-cert-file=c --peer-key-file=k --peer-trusted-ca-file=a --peer-cert-allowed-cn=m
+        --share-tls-tickets --listen-peer-urls=https://127.0.0.1:2380 --peer-cert-file=c --peer-key-file=k --peer-trusted-ca-file=a --peer-client-cert-auth
         --experimental-batch-fsync-window=-1ms
         --experimental-max-learners=2 --max-learners=3
         --experimental-initial-corrupt-check --feature-gates=InitialCorruptCheck=true
@@ -367,6 +372,7 @@ fn the_table_has_every_flag_of_etcd_with_its_group_and_default() {
                     | "feed"
                     | "zone-networks"
                     | "zone-member-list"
+                    | "share-tls-tickets"
                     | "import-etcd-data"
                     | "listen-console-urls"
                     | "metrics-heavy-hitters"

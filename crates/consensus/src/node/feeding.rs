@@ -5,7 +5,7 @@
 //! observer's raft is a follower whose leader is its feeder. What keeps observers out of raft:
 //!
 //! * **No vote, no quorum.** An observer is in no configuration of the cluster. Its acknowledgements reach only
-//!   the [`Feeds`] of its feeder, never the raft crate, so they count for no commit, and no term of an observer
+//!   the [`Feeds`](crate::feeds::Feeds) of its feeder, never the raft crate, so they count for no commit, and no term of an observer
 //!   reaches a member.
 //! * **Only what is applied.** An observer never has an entry that the cluster could lose, so its log is never
 //!   replaced, and it can go to another feeder at any time.

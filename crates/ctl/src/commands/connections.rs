@@ -76,7 +76,8 @@ pub(super) async fn drain(call: &Call) -> Result<(), Failure> {
     };
     let (over, grace) = (time(OVER, "over")?, time(GRACE, "grace")?);
     let ms = |time: Duration| u64::try_from(time.as_millis()).unwrap_or(u64::MAX);
-    let request = pb::DrainRequest { percent, over_ms: ms(over), grace_ms: ms(grace) };
+    // For the server, 0 ms means its default.
+    let request = pb::DrainRequest { percent, over_ms: ms(over), grace_ms: ms(grace).max(1) };
     of_each(call, async |connection, endpoint| {
         let answer: pb::DrainResponse = connection.call(Rpc::ConnectionsDrain, &request).await?;
         let pb::DrainResponse { open, ending, .. } = answer;

@@ -53,13 +53,23 @@ fn ctl(endpoint: &str, files: &TlsFiles, words: &[&str]) -> Output {
 
 /// Returns the response to a GET over TLS, or the reason why it failed.
 pub async fn get(address: SocketAddr, settings: tls::Settings, path: &str) -> Result<String, String> {
+    get_with(address, settings, path, "").await
+}
+
+/// Like [`get`], with more lines in the head of the request, each of which ends with CR LF.
+pub async fn get_with(
+    address: SocketAddr,
+    settings: tls::Settings,
+    path: &str,
+    lines: &str,
+) -> Result<String, String> {
     let (tls, _) = tls::Tls::load(settings, Arc::new(tls::SystemClock)).map_err(|error| error.to_string())?;
     let client = tls.client();
     let name = client.server_name("127.0.0.1").map_err(|error| error.to_string())?;
     let stream = tokio::net::TcpStream::connect(address).await.map_err(|error| error.to_string())?;
     let exchange = async {
         let mut stream = TlsConnector::from(client.config()).connect(name, stream).await?;
-        let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n\r\n");
+        let request = format!("GET {path} HTTP/1.1\r\nHost: localhost\r\nConnection: close\r\n{lines}\r\n");
         stream.write_all(request.as_bytes()).await?;
         let mut answer = Vec::new();
         match stream.read_to_end(&mut answer).await {

@@ -20,7 +20,7 @@ use crate::cluster_members::id_of;
 use crate::crash::check;
 use crate::member::READY;
 use crate::run;
-use crate::tls::{get, trusting};
+use crate::tls::{get, get_with, trusting};
 
 /// Returns the flags of a member that shows this certificate to other members, and requires theirs.
 fn mutual(authority: &Folder, own: &Files) -> Vec<String> {
@@ -219,6 +219,7 @@ async fn until_shared(cluster: &Cluster, at: usize, value: &str) {
 fn a_client_that_lost_its_member_resumes_its_session_at_another() {
     run(async {
         let (mut cluster, authority) = plan("tickets", 3, "https");
+        cluster.add_flags(&["--share-tls-tickets", "--peer-cert-allowed-cn=member"].map(str::to_owned));
         let addresses = secure_clients(&mut cluster, &authority);
         cluster.start_all();
         for at in 0..3 {
@@ -247,29 +248,36 @@ fn a_client_that_lost_its_member_resumes_its_session_at_another() {
         let page = http1::get(cluster.slots[leader].client, "/metrics").text().to_owned();
         assert!(page.contains("\nmainstay_tls_handshakes_total{kind=\"resumed\"} 1\n"), "{page}");
 
-        // Only a member gets the secrets, and only from the leader.
+        // Only a member of this cluster gets the secrets, and only from the leader.
         let member = authority.issue("member", &[1], &["127.0.0.1", &cluster.address().to_string()]);
-        let ask = async |at: usize| {
-            get(cluster.slots[at].peer, as_one(&authority, Some(&member)), "/mainstay/tls-tickets").await
+        let id =
+            cluster.client(new).await.get("k").await.expect("a header").header.expect("a header").cluster_id;
+        let ours = format!("X-Etcd-Cluster-Id: {id:x}\r\n");
+        let ask = async |at: usize, own: &Files, lines: &str| {
+            let settings = as_one(&authority, Some(own));
+            get_with(cluster.slots[at].peer, settings, "/mainstay/tls-tickets", lines).await
         };
         let followers = (0..3).filter(|at| *at != new);
         for at in followers {
-            let refused = ask(at).await.expect("an answer");
+            let refused = ask(at, &member, &ours).await.expect("an answer");
             assert!(refused.starts_with("HTTP/1.1 503"), "{refused}");
         }
-        let answer = ask(new).await.expect("an answer");
+        let answer = ask(new, &member, &ours).await.expect("an answer");
         assert!(answer.starts_with("HTTP/1.1 200"), "{answer}");
+        for lines in ["", "X-Etcd-Cluster-Id: c1\r\n"] {
+            let refused = ask(new, &member, lines).await.expect("an answer");
+            assert!(refused.starts_with("HTTP/1.1 412"), "{refused}");
+        }
+        ask(new, &own, &ours).await.expect_err("a client whose certificate is of the same authority");
         // No log has a secret, not even as hexadecimal digits: the log of the leader has no line about them.
         assert!(!cluster.member(new).said().contains("TLS session tickets from the leader"));
     });
 }
 
 #[test]
-fn members_that_do_not_verify_each_other_share_no_secrets() {
+fn members_share_no_secrets_without_the_flag() {
     run(async {
-        let mut cluster = Cluster::plan("no-tickets", 3, &["--peer-auto-tls"]);
-        cluster.slots.iter_mut().for_each(|slot| slot.peer_scheme = "https");
-        let authority = Folder::new(cluster.dir.path(), "ours");
+        let (mut cluster, authority) = plan("no-tickets", 3, "https");
         let addresses = secure_clients(&mut cluster, &authority);
         cluster.start_all();
         let own = authority.issue("alice", &[3], &["127.0.0.1"]);
@@ -280,9 +288,10 @@ fn members_that_do_not_verify_each_other_share_no_secrets() {
             assert!(!resumes(address, &client).await);
             assert!(resumes(address, &client).await, "a member accepts its own tickets");
         }
+        let member = authority.issue("member", &[1], &["127.0.0.1"]);
         for at in 0..3 {
             until_shared(&cluster, at, "0").await;
-            let settings = tls::Settings { insecure_skip_verify: true, ..tls::Settings::default() };
+            let settings = as_one(&authority, Some(&member));
             let answer =
                 get(cluster.slots[at].peer, settings, "/mainstay/tls-tickets").await.expect("an answer");
             assert!(answer.starts_with("HTTP/1.1 404"), "{answer}");

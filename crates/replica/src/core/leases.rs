@@ -549,7 +549,9 @@ impl LeaseClocks {
         let goes_by_the_log = !planted::is(Bug::GrantedAgainExpires);
         let is_left = |id: &LeaseId| goes_by_the_log && (through < last || self.granted_ahead.has(*id));
         let left: Vec<LeaseId> = expired.extract_if(.., |id| is_left(id)).collect();
+        let allowed = self.revokes_allowed;
         left.into_iter().for_each(|id| self.revocation_ended(id, true, now));
+        self.revokes_allowed = allowed;
         if planted::measures() {
             let again = granted_ahead::looked_up(node.data_after(applied).map(|(_, data)| data));
             let count = expired.iter().filter(|id| again.contains(id)).count();
@@ -562,6 +564,8 @@ impl LeaseClocks {
     pub fn revocation_ended(&mut self, id: LeaseId, failed: bool, now: Instant) {
         self.revokes_open = self.revokes_open.saturating_sub(1);
         if failed {
+            // What refused this one would refuse the others, too, for example a full disk.
+            self.revokes_allowed = 0;
             self.renewals.with(|expiry| expiry.retry(id, now, REVOKE_PAUSE));
         }
     }

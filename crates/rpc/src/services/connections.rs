@@ -16,6 +16,8 @@ use super::{decode, whole};
 
 /// Maximum of `DrainRequest.over_ms`: a day.
 const OVER_MAX: Duration = Duration::from_secs(24 * 3600);
+/// Used if `DrainRequest.grace_ms` is 0, so that a caller that leaves it out aborts no call.
+const GRACE_DEFAULT: Duration = Duration::from_secs(10);
 /// Maximum of `DrainRequest.grace_ms`: an hour.
 const GRACE_MAX: Duration = Duration::from_secs(3600);
 
@@ -69,6 +71,7 @@ fn order(request: &DrainRequest) -> Result<Drain, Status> {
     };
     let over = time("over_ms", request.over_ms, OVER_MAX)?;
     let grace = time("grace_ms", request.grace_ms, GRACE_MAX)?;
+    let grace = if grace.is_zero() { GRACE_DEFAULT } else { grace };
     Ok(Drain { percent, over, grace })
 }
 
@@ -86,6 +89,7 @@ mod tests {
         };
         let (over, grace) = (Duration::from_millis(5), Duration::from_millis(7));
         assert_eq!(text(30, 5, 7), Ok(Drain { percent: 30, over, grace }));
+        assert_eq!(text(30, 5, 0), Ok(Drain { percent: 30, over, grace: GRACE_DEFAULT }));
         assert!(text(0, 86_400_000, 3_600_000).is_ok() && text(100, 0, 0).is_ok());
         let refused = |text: &str| Err(text.to_owned());
         assert_eq!(text(101, 0, 0), refused("mainstay: percent must be between 0 and 100, but is 101"));
