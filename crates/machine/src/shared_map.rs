@@ -280,13 +280,21 @@ mod tests {
     #[test]
     fn keys_in_no_order_that_somebody_chooses_make_many_chunks() {
         let mut map = SharedMap::new();
-        (0..CHUNK_MAX as u32).for_each(|key| drop(map.insert(key, 0)));
-        (1000..101_000).rev().for_each(|key| drop(map.insert(key, 0)));
+        for key in 0..CHUNK_MAX as u32 {
+            map.insert(key, 0);
+        }
+        for key in (1000..101_000).rev() {
+            map.insert(key, 0);
+        }
         assert!(map.chunks.len() < 100_000 / (CHUNK_MAX / 4), "{} chunks", map.chunks.len());
         for step in [1, 100] {
             let mut map = SharedMap::new();
-            (0..100_000).for_each(|key| drop(map.insert(key, 0)));
-            (0..100_000).filter(|key| key % 100 != step - 1).for_each(|key| drop(map.remove(&key)));
+            for key in 0..100_000 {
+                map.insert(key, 0);
+            }
+            for key in (0..100_000).filter(|key| key % 100 != step - 1) {
+                map.remove(&key);
+            }
             assert_eq!(map.len(), 1000);
             assert!(capacity(&map) < 4000, "memory for {} of 1000 entries", capacity(&map));
         }

@@ -21,7 +21,7 @@
 //! | time | what happens |
 //! |---|---|
 //! | 0:00 | The leader makes the secret and offers it. It still encrypts with the one before, which all members know. |
-//! | 0:02 | All members that have adopted it encrypt with it ([`ANNOUNCED`]). |
+//! | 0:02 | All members that have adopted it encrypt with it (`ANNOUNCED`). |
 //! | 12:00 | The leader makes the next secret ([`ROTATED`]). |
 //! | 24:00 | It is forgotten; tickets that were made with it are not accepted any more ([`ACCEPTED`]). |
 //!
