@@ -5,7 +5,7 @@ use std::net::SocketAddr;
 use std::sync::Arc;
 
 use api::Rpc;
-use api::etcdserverpb::{MemberUpdateRequest, MemberUpdateResponse};
+use api::etcdserverpb::{MemberListRequest, MemberListResponse, MemberUpdateRequest, MemberUpdateResponse};
 
 use testkit::ports::free_address_of;
 use testkit::{eventually, http1};
@@ -250,8 +250,10 @@ fn a_client_that_lost_its_member_resumes_its_session_at_another() {
 
         // Only a member of this cluster gets the secrets, and only from the leader.
         let member = authority.issue("member", &[1], &["127.0.0.1", &cluster.address().to_string()]);
-        let id =
-            cluster.client(new).await.get("k").await.expect("a header").header.expect("a header").cluster_id;
+        let request = MemberListRequest::default();
+        let list: MemberListResponse =
+            cluster.client(new).await.call(Rpc::ClusterMemberList, &request).await.expect("a list");
+        let id = list.header.expect("a header").cluster_id;
         let ours = format!("X-Etcd-Cluster-Id: {id:x}\r\n");
         let ask = async |at: usize, own: &Files, lines: &str| {
             let settings = as_one(&authority, Some(own));
