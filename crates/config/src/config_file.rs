@@ -268,7 +268,7 @@ fn set(
         converted(value, kind, go_type(flag, kind), place)?
     };
     let Some(text) = text else { return Ok(()) };
-    let is_url = matches!(kind, Kind::Urls | Kind::Origins);
+    let is_url = matches!(kind, Kind::Urls | Kind::UrlsInOrder | Kind::Origins);
     if text.is_empty() && (is_url || matches!(kind, Kind::List | Kind::OneOf(_) | Kind::Gates)) {
         // As in etcd, an empty string leaves the option unset.
         return Ok(());

@@ -20,6 +20,7 @@ pub(super) mod value {
     pub(crate) type Int = i64;
     pub(crate) type Duration = cli::Nanoseconds;
     pub(crate) type Urls = Vec<Url>;
+    pub(crate) type UrlsInOrder = Vec<Url>;
     pub(crate) type List = Vec<String>;
     pub(crate) type Words = Vec<String>;
     pub(crate) type Origins = Vec<String>;
@@ -91,6 +92,8 @@ pub enum Kind {
     Duration,
     /// Comma-separated list of URLs; empty keeps the default.
     Urls,
+    /// Like `Urls`, but the order is kept, and so are duplicates.
+    UrlsInOrder,
     /// Comma-separated list from which duplicates are removed.
     List,
     /// Comma-separated list that may have duplicates. As in etcd, an empty value is a list with one empty
@@ -189,10 +192,14 @@ impl Kind {
                 Err(error) => Err(flag_error(error)),
             },
             Kind::Duration => parse_duration(text).map(Value::Duration).map_err(|_| malformed()),
-            Kind::Urls if text.is_empty() => Ok(Value::Urls(Vec::new())),
+            Kind::Urls | Kind::UrlsInOrder if text.is_empty() => Ok(Value::Urls(Vec::new())),
             Kind::Urls => {
                 let urls = Url::parse_list(text).map_err(|error| ValueError::new(error.to_string()))?;
                 Ok(Value::Urls(urls))
+            }
+            Kind::UrlsInOrder => {
+                let urls = text.split(',').map(Url::parse).collect::<Result<Vec<Url>, _>>();
+                urls.map(Value::Urls).map_err(|error| ValueError::new(error.to_string()))
             }
             Kind::List => Ok(Value::List(unique_words(text))),
             Kind::Words => Ok(Value::List(text.split(',').map(str::to_string).collect())),

@@ -70,7 +70,7 @@ flags! {
     INITIAL_CLUSTER_STATE = "initial-cluster-state", Clustering, OneOf(&["new", "existing"]), "new", Implemented, "`new` to form a cluster, `existing` to join one. Ignored once the data directory holds a member.";
     INITIAL_CLUSTER_TOKEN = "initial-cluster-token", Clustering, Text, "etcd-cluster", Implemented, "Text that becomes part of the ids of the cluster and its members, to tell apart clusters formed from the same URLs.";
     ADVERTISE_CLIENT_URLS = "advertise-client-urls", Clustering, Urls, "http://localhost:2379", Implemented, "This member's client URLs, as advertised to clients. Required when --listen-client-urls is set.";
-    FEED = "feed", Clustering, Urls, "", Implemented, "Peer URLs of the members or observers from which `mainstay observer` takes the log; the first that answers is used. Not a flag of etcd.";
+    FEED = "feed", Clustering, UrlsInOrder, "", Implemented, "Peer URLs of the members or observers from which `mainstay observer` takes the log; the first that answers is used. Not a flag of etcd.";
     DISCOVERY_TOKEN = "discovery-token", Clustering, Text, "", Implemented, "Token of the cluster at the discovery service.";
     DISCOVERY_ENDPOINTS = "discovery-endpoints", Clustering, List, "", Implemented, "gRPC endpoints of the discovery service.";
     DISCOVERY_DIAL_TIMEOUT = "discovery-dial-timeout", Clustering, Duration, "2s", Implemented, "Timeout for connecting to the discovery service.";

@@ -294,6 +294,16 @@ fn the_flags_of_tls_are_those_of_clients_and_those_of_members() {
 }
 
 #[test]
+fn an_observer_uses_its_feeders_in_the_order_in_which_they_are_named() {
+    let feeds = |args: &str| {
+        let observer = config(args).observer.expect("an observer");
+        observer.feeds.iter().map(ToString::to_string).collect::<Vec<_>>()
+    };
+    assert_eq!(feeds("--feed=http://near:1,http://a:1"), ["http://near:1", "http://a:1"]);
+    assert!(config("--feed=").observer.is_none());
+}
+
+#[test]
 fn a_cluster_may_be_found_by_records_or_a_service() {
     let srv = config("--name=a --data-dir=/d --discovery-srv=example.com --discovery-srv-name=blue");
     let expected = Discovery::Srv { domain: "example.com".to_owned(), name: "blue".to_owned() };
@@ -427,7 +437,7 @@ fn every_flag_not_supported_is_refused_and_taken_at_its_default() {
             Kind::Uint | Kind::Int => "7",
             Kind::Duration => "77s",
             Kind::OneOf(words) => words[words.len() - 1],
-            Kind::Urls | Kind::Origins => "http://127.0.0.1:7",
+            Kind::Urls | Kind::UrlsInOrder | Kind::Origins => "http://127.0.0.1:7",
             _ => "other",
         };
         let refused = parse(&[format!("--{}={other}", flag.name)], &[]).unwrap_err();
