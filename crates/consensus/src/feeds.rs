@@ -26,6 +26,9 @@ const SNAPSHOTS_MAX: usize = 4;
 /// is large, because what is slow must not be sent a second time.
 const LOST_AFTER_TIMEOUTS: u64 = 10;
 
+/// Maximum number of times that the pause after a snapshot in vain doubles. It begins with one election timeout.
+const PAUSE_DOUBLINGS_MAX: u32 = 6;
+
 /// The mode in which an observer is fed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Mode {
@@ -49,6 +52,10 @@ pub(crate) struct Feed {
     matched: u64,
     /// Index of the next entry to send.
     next: u64,
+    /// Number of snapshots that were sent since the observer last acknowledged something new: its disk may be full.
+    snapshots_in_vain: u32,
+    /// Tick from which on the next snapshot may be sent.
+    snapshot_from: u64,
     /// Index of the last entry of each append in flight, and its payload bytes.
     in_flight: VecDeque<(u64, usize)>,
     bytes_in_flight: usize,
@@ -76,6 +83,8 @@ impl Feed {
             mode: Mode::Probe { asked: None },
             matched: 0,
             next,
+            snapshots_in_vain: 0,
+            snapshot_from: 0,
             in_flight: VecDeque::new(),
             bytes_in_flight: 0,
             window: BYTES_AFTER_LOSS,
@@ -132,6 +141,11 @@ impl Feed {
         }
     }
 
+    /// Returns true if the observer may be sent a snapshot in this tick.
+    pub fn takes_snapshot(&self, tick: u64) -> bool {
+        tick >= self.snapshot_from
+    }
+
     /// Records that a snapshot with at least this index is sent.
     pub fn snapshot(&mut self, index: u64) {
         self.clear_flight();
@@ -141,11 +155,14 @@ impl Feed {
     }
 
     /// Records that the sending of a snapshot has ended. If it was delivered, the observer is asked where its
-    /// log ends, otherwise once it has answered a heartbeat.
-    pub fn snapshot_ended(&mut self, delivered: bool) {
+    /// log ends, otherwise once it has answered a heartbeat. If it needs a snapshot again, that waits for an
+    /// election timeout, and each time in vain for twice as long.
+    pub fn snapshot_ended(&mut self, delivered: bool, tick: u64, timeout_ticks: u64) {
         if let Mode::Snapshot { index } = self.mode {
             self.next = if delivered { index + 1 } else { self.matched + 1 };
             self.mode = if delivered { Mode::Probe { asked: None } } else { Mode::Wait };
+            self.snapshot_from = tick + (timeout_ticks << self.snapshots_in_vain.min(PAUSE_DOUBLINGS_MAX));
+            self.snapshots_in_vain += 1;
         }
     }
 
@@ -171,6 +188,9 @@ impl Feed {
     /// Handles an acknowledgement of everything up to `index`.
     pub fn acknowledged(&mut self, index: u64, tick: u64) {
         self.heard_at = tick;
+        if index > self.matched {
+            self.snapshots_in_vain = 0;
+        }
         match self.mode {
             Mode::Snapshot { index: awaited } if index < awaited => return,
             // A late acknowledgement, or the answer to a message of an older term.
@@ -424,15 +444,40 @@ mod tests {
         feed.refused(9, 3, 1);
         feed.unreachable();
         assert!(!feed.wants_probe() && !feed.takes_entries(1));
-        feed.snapshot_ended(false);
+        feed.snapshot_ended(false, 1, 10);
         assert!(!feed.wants_probe() && feed.next() == 1, "a failed transfer is not repeated at once");
         feed.answered_heartbeat(2, 10);
         assert!(feed.wants_probe());
         feed.snapshot(50);
         feed.acknowledged(60, 2);
         assert!(feed.takes_entries(1) && feed.next() == 61);
-        feed.snapshot_ended(true);
+        feed.snapshot_ended(true, 2, 10);
         assert_eq!(feed.next(), 61, "the report comes late");
+    }
+
+    #[test]
+    fn snapshots_in_vain_are_sent_ever_more_rarely() {
+        let mut feed = Feed::new(10, 0);
+        let mut tick = 0;
+        let mut pause = |feed: &mut Feed, delivered| {
+            assert!(feed.takes_snapshot(tick));
+            feed.snapshot(50);
+            feed.snapshot_ended(delivered, tick, 10);
+            let ended = tick;
+            while !feed.takes_snapshot(tick) {
+                tick += 1;
+            }
+            tick - ended
+        };
+        let pauses: Vec<u64> = [true, false, true, true, true, true, true, true]
+            .map(|delivered| pause(&mut feed, delivered))
+            .to_vec();
+        assert_eq!(pauses, [10, 20, 40, 80, 160, 320, 640, 640]);
+        feed.probed(50);
+        feed.acknowledged(50, 2000);
+        feed.snapshot(60);
+        feed.snapshot_ended(true, 3000, 10);
+        assert!(!feed.takes_snapshot(3009) && feed.takes_snapshot(3010), "it took what it was sent");
     }
 
     #[test]

@@ -282,7 +282,7 @@ impl Node {
             },
             Event::SnapshotReported { to, delivered } => {
                 if let Some(feed) = self.feeds.get_mut(to.0) {
-                    feed.snapshot_ended(delivered);
+                    feed.snapshot_ended(delivered, self.ticks, self.config.election_ticks as u64);
                     return Ok(());
                 }
                 let status = if delivered { SnapshotStatus::Finish } else { SnapshotStatus::Failure };

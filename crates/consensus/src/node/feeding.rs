@@ -213,7 +213,8 @@ impl Node {
         let before = if is_probe { before.min(applied) } else { before };
         let term = if before == 0 { Some(0) } else { tail.term_of(before) };
         let (Some(log_term), true) = (term, before + 1 >= tail.first_index) else {
-            return if takes_snapshot { self.snapshot_for(id, feed) } else { None };
+            let takes_it = takes_snapshot && feed.takes_snapshot(self.ticks);
+            return if takes_it { self.snapshot_for(id, feed) } else { None };
         };
         let entries = if is_probe {
             Vec::new()
