@@ -321,13 +321,15 @@ fn share_tls_tickets(
         return Ok(false);
     }
     let tls = &peers.settings;
+    let names = || tls.allowed_cns.iter().chain(&tls.allowed_hostnames);
     let missing = [
         (!listen.peer_urls.iter().all(|url| url.scheme().is_secure()))
             .then_some("https in --listen-peer-urls"),
         tls.cert_file.is_none().then_some("--peer-cert-file"),
         tls.trusted_ca_file.is_none().then_some("--peer-trusted-ca-file"),
         (!tls.client_cert_auth).then_some("--peer-client-cert-auth"),
-        (tls.allowed_cns.is_empty() && tls.allowed_hostnames.is_empty())
+        // An empty name would admit each certificate without a common name.
+        (names().next().is_none() || names().any(String::is_empty))
             .then_some("--peer-cert-allowed-cn or --peer-cert-allowed-hostname"),
     ];
     match missing.into_iter().flatten().next() {

@@ -52,7 +52,7 @@ pub(crate) struct Feed {
     matched: u64,
     /// Index of the next entry to send.
     next: u64,
-    /// Number of snapshots that were sent since the observer last acknowledged something new: its disk may be full.
+    /// Number of snapshots that were delivered since the observer last acknowledged something new.
     snapshots_in_vain: u32,
     /// Tick from which on the next snapshot may be sent.
     snapshot_from: u64,
@@ -156,13 +156,15 @@ impl Feed {
 
     /// Records that the sending of a snapshot has ended. If it was delivered, the observer is asked where its
     /// log ends, otherwise once it has answered a heartbeat. If it needs a snapshot again, that waits for an
-    /// election timeout, and each time in vain for twice as long.
+    /// election timeout, and for twice as long after each one that was delivered and not installed. After a
+    /// transfer that broke off the pause stays short, because the observer drops what has arrived after a while.
     pub fn snapshot_ended(&mut self, delivered: bool, tick: u64, timeout_ticks: u64) {
         if let Mode::Snapshot { index } = self.mode {
             self.next = if delivered { index + 1 } else { self.matched + 1 };
             self.mode = if delivered { Mode::Probe { asked: None } } else { Mode::Wait };
-            self.snapshot_from = tick + (timeout_ticks << self.snapshots_in_vain.min(PAUSE_DOUBLINGS_MAX));
-            self.snapshots_in_vain += 1;
+            let doublings = if delivered { self.snapshots_in_vain.min(PAUSE_DOUBLINGS_MAX) } else { 0 };
+            self.snapshot_from = tick + (timeout_ticks << doublings);
+            self.snapshots_in_vain += u32::from(delivered);
         }
     }
 
@@ -190,6 +192,11 @@ impl Feed {
         self.heard_at = tick;
         if index > self.matched {
             self.snapshots_in_vain = 0;
+            self.snapshot_from = tick;
+            // It may have installed a snapshot whose sending counts as failed. The next probe verifies that.
+            if matches!(self.mode, Mode::Wait | Mode::Probe { asked: None }) {
+                self.next = self.next.max(index + 1);
+            }
         }
         match self.mode {
             Mode::Snapshot { index: awaited } if index < awaited => return,
@@ -472,12 +479,18 @@ mod tests {
         let pauses: Vec<u64> = [true, false, true, true, true, true, true, true]
             .map(|delivered| pause(&mut feed, delivered))
             .to_vec();
-        assert_eq!(pauses, [10, 20, 40, 80, 160, 320, 640, 640]);
+        assert_eq!(pauses, [10, 10, 20, 40, 80, 160, 320, 640]);
         feed.probed(50);
         feed.acknowledged(50, 2000);
         feed.snapshot(60);
         feed.snapshot_ended(true, 3000, 10);
         assert!(!feed.takes_snapshot(3009) && feed.takes_snapshot(3010), "it took what it was sent");
+        feed.snapshot(70);
+        feed.snapshot_ended(false, 4000, 10);
+        feed.acknowledged(70, 4001);
+        feed.answered_heartbeat(4002, 10);
+        assert!(feed.wants_probe() && feed.takes_snapshot(4002));
+        assert_eq!(feed.next(), 71, "it has installed it after all, and is asked whether it has");
     }
 
     #[test]

@@ -98,8 +98,8 @@ impl<K: Ord + Clone, V: Clone> SharedMap<K, V> {
         if key < *first {
             *first = key.clone();
         }
-        let entries = Arc::make_mut(chunk);
-        if entries.len() < CHUNK_MAX {
+        if chunk.len() < CHUNK_MAX {
+            let entries = Arc::make_mut(chunk);
             make_room(entries);
             entries.insert(at, (key, value));
             return None;

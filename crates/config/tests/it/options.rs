@@ -218,6 +218,8 @@ fn refusals_are_as_expected() {
         --share-tls-tickets --listen-peer-urls=https://127.0.0.1:2380 --peer-cert-file=c --peer-key-file=k --peer-client-cert-auth --peer-cert-allowed-cn=m
         --share-tls-tickets --listen-peer-urls=https://127.0.0.1:2380 --peer-cert-file=c --peer-key-file=k --peer-trusted-ca-file=a --peer-cert-allowed-cn=m
         --share-tls-tickets --listen-peer-urls=https://127.0.0.1:2380 --peer-cert-file=c --peer-key-file=k --peer-trusted-ca-file=a --peer-client-cert-auth
+        --share-tls-tickets --listen-peer-urls=https://127.0.0.1:2380 --peer-cert-file=c --peer-key-file=k --peer-trusted-ca-file=a --peer-client-cert-auth --peer-cert-allowed-cn=
+        --share-tls-tickets --listen-peer-urls=https://127.0.0.1:2380 --peer-cert-file=c --peer-key-file=k --peer-trusted-ca-file=a --peer-client-cert-auth --peer-cert-allowed-cn=m,
         --experimental-batch-fsync-window=-1ms
         --experimental-max-learners=2 --max-learners=3
         --experimental-initial-corrupt-check --feature-gates=InitialCorruptCheck=true

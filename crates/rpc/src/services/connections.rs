@@ -35,7 +35,7 @@ pub(super) async fn drain(call: &mut Call, message: Bytes) -> Result<Answer, Sta
             ("open", Value::Uint(draining.open)),
             ("ending", Value::Uint(draining.ending)),
             ("over-ms", Value::Uint(request.over_ms)),
-            ("grace-ms", Value::Uint(request.grace_ms)),
+            ("grace-ms", Value::Uint(u64::try_from(drain.grace.as_millis()).unwrap_or(u64::MAX))),
         ],
     );
     let (open, ending) = (draining.open, draining.ending);
