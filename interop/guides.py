@@ -220,8 +220,9 @@ TOOLS = {"mainstay": "", "etcd": "", "etcdctl": "ctl", "etcdutl": "utl", "etcd-b
 OTHERS_FLAGS = {"--no-ttl": "etcdctl migrate of 3.4", "--example": "cargo"}
 # Commands that etcd's tools had in releases before 3.6 only.
 OLD = {"ctl": {"migrate"}, "ctl snapshot": {"restore"}}
-# Flags that completion does not offer, since etcd's help texts do not have them.
+# Flags and commands that completion does not offer, since etcd's help texts do not have them.
 HIDDEN = {"ctl": {"--zone"}}
+HIDDEN_COMMANDS = ["ctl connections", "ctl observer"]
 
 
 class Names:
@@ -233,8 +234,24 @@ class Names:
         # Flags that take a value, which may be the next word.
         self.valued = {flag for flags in re.findall(r"^ +(-[^)\n]*)\) at=", script, re.M) for flag in flags.split("|")}
         self.flags = {word for words in (*self.follow.values(), *HIDDEN.values()) for word in words if word.startswith("-")}
+        for path in HIDDEN_COMMANDS:
+            above, name = path.rsplit(" ", 1)
+            self.follow[above].add(name)
+            self.learn(mainstay, path)
         if len(self.follow) < 80 or len(self.valued) < 100:
             sys.exit("`mainstay completion bash` has another form than this program reads")
+
+    def learn(self, mainstay, path):
+        """Takes the words and flags that may follow a hidden command, and those below it, from their help."""
+        text = subprocess.run([mainstay, *path.split(), "--help"], stdout=subprocess.PIPE, check=True, text=True).stdout
+        flags = re.findall(r"^ +(?:-\w, )?(--[a-z-]+)(?: (?!  )(\S+))?", text, re.M)
+        below = re.search(r"^Available Commands:\n((?: .*\n)*)", text, re.M)
+        below = re.findall(r"^ +(\S+)", below[1], re.M) if below else []
+        self.follow[path] = {*below, *(flag for flag, _ in flags)}
+        self.flags |= {flag for flag, _ in flags}
+        self.valued |= {flag for flag, value in flags if value}
+        for word in below:
+            self.learn(mainstay, f"{path} {word}")
 
     def wrong(self, words):
         """What is wrong with a command, its program first."""
