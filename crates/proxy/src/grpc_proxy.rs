@@ -6,9 +6,7 @@ use std::fs;
 use std::net::{SocketAddr, TcpListener};
 use std::rc::Rc;
 use std::sync::atomic::AtomicU64;
-use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
 use std::sync::{Arc, Mutex};
-use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime};
 
 use accounting::Budget;
@@ -19,6 +17,7 @@ use cli::Matches;
 use client::{CallOptions, Client, Settings, Tls, TlsFiles, Transport};
 use front::{Front, Listener, Protocols};
 use prost::Message as _;
+use stdx::{FirstRun, Periodic};
 use telemetry::logging::{Format, Level, Logger, Value};
 use tls::{Event, Reloader, SelfSigned, SystemClock};
 
@@ -64,10 +63,9 @@ fn fault(text: impl fmt::Display) -> StartError {
 
 /// A running gRPC proxy. Dropping it closes all connections.
 pub struct GrpcProxy {
+    /// The thread that reloads changed TLS files; `None` without TLS. Dropped first, since it uses the fronts.
+    _reloading: Option<Periodic>,
     fronts: Vec<Front>,
-    /// The thread that checks the TLS files for changes, and a sender that ends this thread when it is
-    /// dropped; `None` without TLS.
-    reloading: Option<(SyncSender<()>, JoinHandle<()>)>,
     /// Thread that runs the background tasks; `None` if there are no such tasks.
     _background: Option<Background>,
     /// Address on which the proxy listens.
@@ -190,50 +188,31 @@ impl GrpcProxy {
             logger.info("gRPC proxy server metrics URL serving", &[]);
         }
         let mut proxy =
-            GrpcProxy { fronts, reloading: None, _background: background, address, pages_address };
-        proxy.reloading = listen_tls.map(|(_, reloader)| proxy.reload(reloader, logger)).transpose()?;
+            GrpcProxy { fronts, _reloading: None, _background: background, address, pages_address };
+        proxy._reloading = listen_tls.map(|(_, reloader)| proxy.reload(reloader, logger)).transpose()?;
         logger.info("started gRPC proxy", &[("address", Value::Display(&address))]);
         Ok(proxy)
     }
 
-    /// Starts the thread that reloads changed TLS files. Dropping the returned sender ends the thread.
-    fn reload(
-        &self,
-        mut reloader: Reloader,
-        logger: &Logger,
-    ) -> Result<(SyncSender<()>, JoinHandle<()>), StartError> {
-        let (stop, stopped) = sync_channel::<()>(0);
+    /// Starts the thread that reloads changed TLS files.
+    fn reload(&self, mut reloader: Reloader, logger: &Logger) -> Result<Periodic, StartError> {
         let reloads: Vec<_> = self.fronts.iter().map(Front::tls_reloads).collect();
         let logger = logger.clone();
-        let thread = std::thread::Builder::new().name("tls".to_owned()).spawn(move || {
-            while stopped.recv_timeout(RELOAD_INTERVAL) == Err(RecvTimeoutError::Timeout) {
-                match reloader.poll(SystemTime::now()) {
-                    Some(event @ Event::Reloaded { .. }) => {
-                        logger.info("changed TLS files are in use", &[("event", Value::Display(&event))]);
-                        reloads.iter().for_each(|reloaded| reloaded());
-                    }
-                    Some(event) => logger.warn("TLS files changed", &[("event", Value::Display(&event))]),
-                    None => {}
-                }
+        let poll = move || match reloader.poll(SystemTime::now()) {
+            Some(event @ Event::Reloaded { .. }) => {
+                logger.info("changed TLS files are in use", &[("event", Value::Display(&event))]);
+                reloads.iter().for_each(|reloaded| reloaded());
             }
-        });
-        Ok((stop, thread.map_err(fault)?))
+            Some(event) => logger.warn("TLS files changed", &[("event", Value::Display(&event))]),
+            None => {}
+        };
+        Periodic::start("tls", RELOAD_INTERVAL, FirstRun::AfterInterval, poll).map_err(fault)
     }
 
     /// Stops the proxy. Calls in flight may continue for up to `patience`.
     pub fn stop(mut self, patience: Duration) {
         for front in self.fronts.drain(..) {
             front.shutdown_blocking(patience);
-        }
-    }
-}
-
-impl Drop for GrpcProxy {
-    fn drop(&mut self) {
-        if let Some((stop, thread)) = self.reloading.take() {
-            drop(stop);
-            // An error means that the thread has panicked, which was already reported.
-            let _ = thread.join();
         }
     }
 }

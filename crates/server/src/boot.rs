@@ -23,12 +23,12 @@ use crate::go_environment::GoEnvironment;
 use crate::joining;
 pub use crate::listening::Listening;
 use crate::listening::{Listeners, SocketFile};
-use crate::observing::{self, Registrar};
+use crate::observing;
 use crate::options::{check_options, storage_options};
 use crate::own_console;
 use crate::peering::Peering;
-use crate::ticket_sharing::TicketSharing;
-use crate::tls::{self as member_tls, MemberTls, Reloading, Side};
+use crate::ticket_sharing;
+use crate::tls::{self as member_tls, MemberTls, Side};
 use crate::tracing::{self, Exporting};
 use clock::Clock;
 use config::Config;
@@ -39,6 +39,7 @@ use replica::peer_links::PeerLinks;
 use replica::shared::{LogEventQueue, Shared};
 use rpc::http::MetricsListener;
 use rpc::services::Services;
+use stdx::Periodic;
 use storage::DataDirError;
 use storage::catch_up;
 use storage::clean_shutdown::CleanShutdown;
@@ -62,13 +63,13 @@ pub struct Running {
     hasher: JoinHandle<()>,
     monitor: Monitor,
     /// The thread that registers an observer with its feeder.
-    registrar: Option<Registrar>,
+    registrar: Option<Periodic>,
     peers: Arc<Peers>,
     /// Receives a message when the core has ended.
     ended: mpsc::Receiver<()>,
     clean_shutdown: CleanShutdown,
-    reloading: Reloading,
-    sharing: Option<TicketSharing>,
+    reloading: Periodic,
+    sharing: Option<Periodic>,
     socket_files: Vec<SocketFile>,
     _lock: Lock,
 }
@@ -225,7 +226,7 @@ fn serve(
     sharing.iter().for_each(|tickets| peering.share_tickets(tickets.clone()));
     let peers = start_peers(&shared, &logger, &config, peering, peers, tls.dialing())?;
     let sharing = sharing
-        .map(|tickets| TicketSharing::start(&shared, tickets, &logger))
+        .map(|tickets| ticket_sharing::start(&shared, tickets, &logger))
         .transpose()
         .map_err(|error| StartError::Thread { what: "the thread that shares TLS session tickets", error })?;
     let (fronts, console): (Arc<Fronts>, Arc<OnceLock<Console>>) = Default::default();
@@ -233,7 +234,7 @@ fn serve(
     let reloading = start_reloading(&shared, &logger, tls, &peers, (&fronts, &console))?;
     let registrar = match &config.observer {
         Some(observer) => {
-            Some(Registrar::start(&shared, &logger, &config, observer).map_err(|error| {
+            Some(observing::start(&shared, &logger, &config, observer).map_err(|error| {
                 StartError::Thread { what: "the thread that registers with feeders", error }
             })?)
         }
@@ -363,7 +364,7 @@ fn start_reloading(
     tls: MemberTls,
     peers: &Arc<Peers>,
     (fronts, console): (&Arc<Fronts>, &Arc<OnceLock<Console>>),
-) -> Result<Reloading, StartError> {
+) -> Result<Periodic, StartError> {
     tls.log_clients(logger);
     let (peers, fronts, console) = (Arc::clone(peers), Arc::clone(fronts), Arc::clone(console));
     let reloaded = Box::new(move |side| match side {
@@ -374,7 +375,7 @@ fn start_reloading(
         }
     });
     let (metrics, logger) = (Arc::clone(&shared.diagnostics.metrics), Arc::clone(logger));
-    Reloading::start(tls, reloaded, shared.member.clock.clone(), metrics, logger)
+    member_tls::start_reloading(tls, reloaded, shared.member.clock.clone(), metrics, logger)
         .map_err(|error| StartError::Thread { what: "the thread that reloads TLS files", error })
 }
 
@@ -660,7 +661,7 @@ impl Running {
             self.shared.core.inbox.close();
         }
         self.monitor.stop();
-        self.registrar.into_iter().for_each(Registrar::stop);
+        drop(self.registrar);
         self.peers.close();
         self.shared.data.compaction_hashes.stop();
         let _ = self.hasher.join();

@@ -1,11 +1,9 @@
 //! The side of an observer that finds its feeder: its identity at the first start ([`begin`]), and the thread
-//! that registers it with a feeder and goes to another one if that is lost ([`Registrar`]).
+//! that registers it with a feeder and goes to another one if that is lost ([`start`]).
 
 use std::fmt;
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
-use std::thread::JoinHandle;
 use std::time::Duration;
 
 use bytes::Bytes;
@@ -21,6 +19,7 @@ use replica::core::PeerRequest;
 use replica::observing::{OBSERVERS, ObserverCard, REGISTRATION_INTERVAL};
 use replica::other_members::members_of;
 use replica::shared::Shared;
+use stdx::{FirstRun, Periodic};
 use storage::Identity;
 use storage::beginning::{Beginning, texts};
 use storage::block_on::block_on;
@@ -96,44 +95,21 @@ impl fmt::Display for RegistrationError {
     }
 }
 
-/// The thread that keeps an observer registered with a feeder.
-pub(crate) struct Registrar {
-    stop: SyncSender<()>,
-    thread: JoinHandle<()>,
-}
-
-impl Registrar {
-    /// Starts the thread.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the thread cannot be started.
-    pub(crate) fn start(
-        shared: &Arc<Shared>,
-        logger: &Arc<Logger>,
-        config: &Config,
-        observer: &ObserverOptions,
-    ) -> io::Result<Registrar> {
-        let (stop, stopped) = sync_channel::<()>(1);
-        let mut registration = Registration::new(shared, logger, config, observer);
-        let thread = std::thread::Builder::new().name("registrar".to_owned()).spawn(move || {
-            loop {
-                block_on(registration.turn());
-                let told = stopped.recv_timeout(REGISTRATION_INTERVAL);
-                if !matches!(told, Err(RecvTimeoutError::Timeout)) {
-                    return;
-                }
-            }
-        })?;
-        Ok(Registrar { stop, thread })
-    }
-
-    /// Ends the thread, and waits until it has finished its current request.
-    pub(crate) fn stop(self) {
-        drop(self.stop);
-        // If the thread has panicked, the panic hook has already reported that.
-        let _ = self.thread.join();
-    }
+/// Starts the thread that keeps an observer registered with a feeder. Dropping the returned value ends the thread.
+///
+/// # Errors
+///
+/// Returns an error if the thread cannot be started.
+pub(crate) fn start(
+    shared: &Arc<Shared>,
+    logger: &Arc<Logger>,
+    config: &Config,
+    observer: &ObserverOptions,
+) -> io::Result<Periodic> {
+    let mut registration = Registration::new(shared, logger, config, observer);
+    Periodic::start("registrar", REGISTRATION_INTERVAL, FirstRun::AtOnce, move || {
+        block_on(registration.turn())
+    })
 }
 
 /// The registration of an observer with its feeders, one at a time.

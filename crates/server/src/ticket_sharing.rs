@@ -1,5 +1,5 @@
 //! Gives all members of a cluster the same secrets for TLS session tickets, so that a client that lost its
-//! member resumes its session at another one: [`TicketSharing`] asks the leader for its secrets, and
+//! member resumes its session at another one: [`start`] asks the leader for its secrets, and
 //! [`answer`] answers the other members.
 //!
 //! The secrets are never part of the replicated state, of a snapshot or of a log. They pass only over
@@ -9,8 +9,6 @@
 
 use std::io;
 use std::sync::Arc;
-use std::sync::mpsc::{RecvTimeoutError, SyncSender, sync_channel};
-use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use bytes::Bytes;
@@ -18,12 +16,14 @@ use consistency::comparison::{CLUSTER_ID, OTHER_CLUSTER, cluster_id};
 use http::{Request, Response, StatusCode};
 use peer::Target;
 use replica::shared::Shared;
+use stdx::{FirstRun, Periodic};
 use storage::block_on::block_on;
 use telemetry::logging::{Logger, Value};
 use telemetry::metrics::Metrics;
 use tls::{Tickets, tickets::OFFER_BYTES_MAX};
 
 use crate::peering::answers::{answer as answered, refused};
+use crate::peering::hashes::is_of_this;
 
 /// Path with which a member asks the leader for its secrets.
 pub(crate) const PATH: &str = "/mainstay/tls-tickets";
@@ -51,8 +51,7 @@ pub(crate) fn answer(
     if request.extensions().get::<peer::VerifiedPeer>().is_none() {
         return refused(StatusCode::FORBIDDEN, "only a member with a verified certificate gets this");
     }
-    let theirs = request.headers().get(CLUSTER_ID);
-    if theirs.is_none_or(|id| id.as_bytes() != cluster_id(shared).as_bytes()) {
+    if !is_of_this(shared, request) {
         return refused(StatusCode::PRECONDITION_FAILED, OTHER_CLUSTER);
     }
     if shared.state.load().leader != shared.member.identity.member_id {
@@ -62,46 +61,17 @@ pub(crate) fn answer(
     answered(StatusCode::OK, BINARY, tickets.offer(shared.member.clock.wall()))
 }
 
-/// Handle of the thread that asks the leader for its secrets. Dropping it ends the thread.
-pub(crate) struct TicketSharing {
-    stop: Option<SyncSender<()>>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl TicketSharing {
-    /// Starts the thread.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if the thread cannot be started.
-    pub(crate) fn start(
-        shared: &Arc<Shared>,
-        tickets: Tickets,
-        logger: &Arc<Logger>,
-    ) -> io::Result<TicketSharing> {
-        let (stop, stopped) = sync_channel::<()>(0);
-        let (shared, logger) = (Arc::clone(shared), Arc::clone(logger));
-        let metrics = Arc::clone(&shared.diagnostics.metrics);
-        let next = shared.member.clock.now();
-        let mut follower =
-            Follower { shared, tickets, logger, metrics, leader: 0, next, attempt: 0, last: None };
-        let thread = std::thread::Builder::new().name("tls-tickets".to_owned()).spawn(move || {
-            while let Err(RecvTimeoutError::Timeout) = stopped.recv_timeout(TURN) {
-                follower.turn();
-            }
-        })?;
-        Ok(TicketSharing { stop: Some(stop), thread: Some(thread) })
-    }
-}
-
-impl Drop for TicketSharing {
-    fn drop(&mut self) {
-        drop(self.stop.take());
-        if let Some(thread) = self.thread.take() {
-            // The result is ignored: if the thread has panicked, the panic hook has already reported that.
-            let _ = thread.join();
-        }
-    }
+/// Starts the thread that asks the leader for its secrets. Dropping the returned value ends the thread.
+///
+/// # Errors
+///
+/// Returns an error if the thread cannot be started.
+pub(crate) fn start(shared: &Arc<Shared>, tickets: Tickets, logger: &Arc<Logger>) -> io::Result<Periodic> {
+    let (shared, logger) = (Arc::clone(shared), Arc::clone(logger));
+    let metrics = Arc::clone(&shared.diagnostics.metrics);
+    let next = shared.member.clock.now();
+    let mut follower = Follower { shared, tickets, logger, metrics, leader: 0, next, attempt: 0, last: None };
+    Periodic::start("tls-tickets", TURN, FirstRun::AfterInterval, move || follower.turn())
 }
 
 /// Adopts the secrets of whichever member leads.

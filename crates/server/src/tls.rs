@@ -8,13 +8,12 @@ use std::error::Error;
 use std::fmt;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::mpsc::{self, RecvTimeoutError, SyncSender, sync_channel};
-use std::thread::JoinHandle;
 use std::time::{Duration, SystemTime, UNIX_EPOCH};
 
 use clock::Clock;
 use config::{Config, TlsOptions, Url};
 use stdx::calendar::format_rfc3339;
+use stdx::{FirstRun, Periodic};
 use telemetry::logging::{Format, Level, Logger, Value};
 use telemetry::metrics::{Metrics, TlsMetrics};
 use tls::{Event, LoadError, Owner, Reloader, SelfSigned, ServerTls, SystemClock, Tickets, Tls, Warning};
@@ -426,37 +425,22 @@ pub(crate) fn handshakes(metrics: &Metrics) -> Arc<dyn Fn(bool) + Send + Sync> {
 /// Callback that gets the side whose files were replaced, and has its existing connections checked again.
 pub(crate) type Reloaded = Box<dyn Fn(Side) + Send>;
 
-/// The thread that polls the certificate files for changes. Dropping this ends the thread and waits for it.
-pub(crate) struct Reloading {
-    stop: Option<SyncSender<()>>,
-    thread: Option<JoinHandle<()>>,
-}
-
-impl Reloading {
-    /// Starts the thread that polls the files.
-    pub(crate) fn start(
-        tls: MemberTls,
-        reloaded: Reloaded,
-        clock: Clock,
-        metrics: Arc<Metrics>,
-        logger: Arc<Logger>,
-    ) -> std::io::Result<Reloading> {
-        let (stop, stopped) = sync_channel::<()>(0);
-        let mut watch = Watch { sides: tls.watched, reloaded, clock, metrics, logger, reminded: UNIX_EPOCH };
-        watch.sides.iter().for_each(|watched| show(&watch.metrics.tls, watched));
-        let thread =
-            std::thread::Builder::new().name("tls-reload".to_owned()).spawn(move || watch.run(&stopped))?;
-        Ok(Reloading { stop: Some(stop), thread: Some(thread) })
-    }
-}
-
-impl Drop for Reloading {
-    fn drop(&mut self) {
-        drop(self.stop.take());
-        if let Some(thread) = self.thread.take() {
-            let _ = thread.join();
-        }
-    }
+/// Starts the thread that polls the certificate files for changes. Dropping the returned value ends the thread.
+///
+/// # Errors
+///
+/// Returns an error if the thread cannot be started.
+pub(crate) fn start_reloading(
+    tls: MemberTls,
+    reloaded: Reloaded,
+    clock: Clock,
+    metrics: Arc<Metrics>,
+    logger: Arc<Logger>,
+) -> std::io::Result<Periodic> {
+    let mut watch = Watch { sides: tls.watched, reloaded, clock, metrics, logger, reminded: UNIX_EPOCH };
+    watch.sides.iter().for_each(|watched| show(&watch.metrics.tls, watched));
+    let poll = move || watch.turn(watch.clock.wall());
+    Periodic::start("tls-reload", RELOAD_INTERVAL, FirstRun::AtOnce, poll)
 }
 
 struct Watch {
@@ -470,15 +454,6 @@ struct Watch {
 }
 
 impl Watch {
-    fn run(&mut self, stopped: &mpsc::Receiver<()>) {
-        loop {
-            self.turn(self.clock.wall());
-            if !matches!(stopped.recv_timeout(RELOAD_INTERVAL), Err(RecvTimeoutError::Timeout)) {
-                return;
-            }
-        }
-    }
-
     fn turn(&mut self, now: SystemTime) {
         for watched in &mut self.sides {
             let Some(event) = watched.reloader.poll(now) else { continue };

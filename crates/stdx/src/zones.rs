@@ -3,7 +3,7 @@
 use std::fmt;
 use std::net::IpAddr;
 
-/// What a client in a zone gets from MemberList.
+/// Members and observers that MemberList returns to a client in a zone, and their order.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum ZoneMemberList {
     /// All members, in the usual order.

@@ -18,6 +18,11 @@ pub(super) fn is_of_another(cluster: &str, request: &Request<Bytes>) -> bool {
     theirs.is_some_and(|id| !id.is_empty() && id.as_bytes() != cluster.as_bytes())
 }
 
+/// Returns true if the request names this cluster.
+pub(crate) fn is_of_this(shared: &Shared, request: &Request<Bytes>) -> bool {
+    request.headers().get(CLUSTER_ID).is_some_and(|id| id.as_bytes() == cluster_id(shared).as_bytes())
+}
+
 /// Answers another member's request for the hash of the key-value pairs at a revision, as HashKV computes it.
 pub async fn hash_kv(shared: &Arc<Shared>, request: &Request<Bytes>) -> Response<Bytes> {
     let cluster = cluster_id(shared);

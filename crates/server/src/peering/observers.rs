@@ -8,9 +8,9 @@ use http::{HeaderMap, HeaderValue, Request, Response, StatusCode};
 use serde_json::json;
 
 use super::answers::{JSON, answer, refused};
-use super::hashes::is_of_another;
+use super::hashes::is_of_this;
 use api::Code;
-use consistency::comparison::{CLUSTER_ID, OTHER_CLUSTER, cluster_id};
+use consistency::comparison::OTHER_CLUSTER;
 use peer::Target;
 use replica::core::{PeerRequest, ReplyBody};
 use replica::observing::ObserverCard;
@@ -26,7 +26,7 @@ const PASS_ON_TIMEOUT: Duration = Duration::from_secs(5);
 pub(super) async fn register(shared: &Shared, request: &Request<Bytes>) -> Response<Bytes> {
     // Both headers are required: a page in a browser cannot send them without being asked first.
     let headers = request.headers();
-    if !headers.contains_key(CLUSTER_ID) || is_of_another(&cluster_id(shared), request) {
+    if !is_of_this(shared, request) {
         return refused(StatusCode::PRECONDITION_FAILED, OTHER_CLUSTER);
     }
     if headers.get(http::header::CONTENT_TYPE).is_none_or(|kind| kind != JSON) {
