@@ -1,4 +1,4 @@
-//! What a node knows about the observers that it feeds: how far each one is, and what is in flight to it.
+//! Tracks the observers that a node feeds: how far each one is, and which appends are in flight to it.
 //!
 //! A feed is simpler than a leader's progress of a follower. Its entries are applied here, so they are
 //! committed, and a feeder never replaces what it has sent. So the only questions are where the observer's log
@@ -267,9 +267,14 @@ impl Feed {
         }
     }
 
+    /// Returns true if the next entry to send was read back from the log.
+    pub fn has_fetched(&self) -> bool {
+        self.fetched.front().is_some_and(|first| first.index == self.next)
+    }
+
     /// Returns the entries that were read back and are next to be sent, within `bytes_max` but at least one.
-    pub fn take_fetched(&self, bytes_max: u64) -> Vec<eraftpb::Entry> {
-        if self.fetched.front().is_none_or(|first| first.index != self.next) {
+    pub fn next_fetched(&self, bytes_max: u64) -> Vec<eraftpb::Entry> {
+        if !self.has_fetched() {
             return Vec::new();
         }
         let mut bytes = 0;
@@ -348,7 +353,7 @@ impl Feeds {
         }
     }
 
-    /// Takes the answer to a fetch. Entries that nobody waits for are dropped.
+    /// Takes the answer to a fetch. The entries are dropped if the observer no longer needs them.
     pub fn fetched(&mut self, fetch: Fetch, entries: impl Iterator<Item = eraftpb::Entry>) {
         if let Some(feed) = self.by_id.get_mut(&fetch.to.0)
             && feed.fetching == Some(fetch)
@@ -527,11 +532,11 @@ mod tests {
         feeds.fetched(Fetch { first: Index(12), ..fetch }, entries(12..=13).into_iter());
         feeds.fetched(fetch, entries(11..=19).into_iter());
         let feed = feeds.get_mut(9).expect("added");
-        assert_eq!(feed.take_fetched(1).len(), 1);
-        let some = feed.take_fetched(3 * 116);
+        assert_eq!(feed.next_fetched(1).len(), 1);
+        let some = feed.next_fetched(3 * 116);
         assert_eq!(some.len(), 3);
         feed.sent(&some, 1);
-        assert_eq!(feed.take_fetched(u64::MAX).first().map(|entry| entry.index), Some(14));
+        assert_eq!(feed.next_fetched(u64::MAX).first().map(|entry| entry.index), Some(14));
         feeds.remove(9);
         assert!(feeds.is_empty() && !feeds.contains(9));
     }

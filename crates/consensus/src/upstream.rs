@@ -1,4 +1,4 @@
-//! What an observer knows about its feeder: [`Upstream`].
+//! Tracks the feeder of an observer: [`Upstream`].
 
 /// For an observer: where its entries come from.
 #[derive(Clone, Copy, Debug, Default)]

@@ -158,7 +158,7 @@ impl<K: Ord + Clone, V: Clone> SharedMap<K, V> {
         let fits = |other: usize| {
             self.chunks.get(other).is_some_and(|(_, chunk)| left + chunk.len() <= CHUNK_MAX / 2)
         };
-        // The chunk before is looked at, too: keys that are removed in ascending order leave small chunks behind.
+        // The previous chunk may take the rest, too: keys that are removed in ascending order leave small chunks behind.
         let merged = if fits(of + 1) { Some(of) } else { of.checked_sub(1).filter(|before| fits(*before)) };
         if let Some(into) = merged {
             let (_, next) = self.chunks.remove(into + 1);

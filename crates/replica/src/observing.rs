@@ -1,5 +1,5 @@
-//! What observers and their feeders tell each other: the registration of an observer ([`ObserverCard`]), and
-//! what a feeder knows about its observers ([`ObserverStanding`]).
+//! Defines the registration that an observer sends to its feeder ([`ObserverCard`]), and the state of each
+//! observer as its feeder reports it ([`ObserverStanding`]).
 
 use std::time::Duration;
 
@@ -103,10 +103,10 @@ impl ObserverCard {
     }
 }
 
-/// What a feeder knows about one of its observers.
+/// State of an observer, as its feeder reports it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ObserverStanding {
-    /// What the observer says about itself.
+    /// Name, URLs and versions of the observer, from its registration.
     pub card: ObserverCard,
     /// Index of the newest entry that is known to be on the observer's disk.
     pub matched: Index,

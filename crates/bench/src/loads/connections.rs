@@ -146,8 +146,8 @@ impl Connections {
             let (probe, rate, established) = (&probe, self.rate, self.established);
             let probing = scope.spawn(move || probe.run(target, established, rate));
             let stormed = (|| {
-                // The other clients get only the processor time that nobody else wants, so that what established
-                // clients notice comes from the server. The error is ignored: a sandbox may forbid it.
+                // The other clients run at the lowest priority, so that delays of established clients come from
+                // the server. The error is ignored: a sandbox may forbid it.
                 let _ = rustix::process::setpriority_process(None, 19);
                 fleet.run(Instant::now() + QUIET, |_| false)?;
                 let (counts, usage) = (fleet.counts(), meter.before());

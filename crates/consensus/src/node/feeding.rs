@@ -171,9 +171,7 @@ impl Node {
         let behind: Vec<Fetch> = feeds
             .iter_mut()
             .filter(|(_, feed)| {
-                feed.takes_entries(bytes_max)
-                    && feed.next() <= before_index
-                    && feed.take_fetched(1).is_empty()
+                feed.takes_entries(bytes_max) && feed.next() <= before_index && !feed.has_fetched()
             })
             .map(|(id, feed)| Fetch {
                 to: MemberId(id),
@@ -221,7 +219,7 @@ impl Node {
         } else if before >= tail.before_index {
             crate::tail::limited(tail.between(before, applied), APPEND_BYTES_MAX)
         } else {
-            feed.take_fetched(APPEND_BYTES_MAX)
+            feed.next_fetched(APPEND_BYTES_MAX)
         };
         if is_probe {
             feed.probed(before);

@@ -80,7 +80,7 @@ pub struct EndpointHealth {
 pub struct ObserverRow {
     /// Id of the feeder.
     pub fed_by: u64,
-    /// What the feeder knows about the observer.
+    /// State of the observer, as its feeder reports it.
     pub observer: pb::ObserverStatus,
 }
 

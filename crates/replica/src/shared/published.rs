@@ -43,7 +43,7 @@ pub struct Published {
     /// compaction at this revision keeps are still present. The core raises this revision and publishes the
     /// state before it removes a version.
     pub removed_through: Revision,
-    /// True if this is an observer whose state differs from that of its feeders, so that nobody may read it.
+    /// True if this is an observer whose state differs from that of its feeders, so that it must not be read.
     pub is_wrong: bool,
 }
 

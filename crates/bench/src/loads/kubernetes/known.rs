@@ -1,5 +1,5 @@
-//! What the load generator knows of objects and of work in progress, and how it compares what was written with
-//! what was received.
+//! Records the objects that the load generator has written and its requests in progress, and compares what was
+//! written with what watches received.
 
 use super::Resource;
 

@@ -1,4 +1,4 @@
-//! What is to be measured, and what a measurement has found.
+//! Defines the targets of a measurement and its results.
 
 use std::time::{Duration, SystemTime};
 

@@ -165,7 +165,7 @@ pub struct Cluster {
     pub watches_events: bool,
     /// Seed of the objects.
     pub seed: u64,
-    /// What values contain.
+    /// Contents of the values.
     pub contents: Contents,
     /// Sizes of nodes.
     pub node_sizes: Sizes,

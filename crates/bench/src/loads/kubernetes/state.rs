@@ -1,5 +1,5 @@
-//! What the API servers know and do, without their connections: they begin what is due, take the answers, and
-//! count what their watches receive.
+//! Simulates the API servers without their connections: begins the requests that are due, handles the answers,
+//! and counts the events that the watches receive.
 
 use std::collections::{HashMap, VecDeque};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};

@@ -10,7 +10,7 @@ const TARGET_VERSION: u64 = 0;
 /// Number in `Compare.target` that compares the revision of the last change of a key.
 const TARGET_MOD: u64 = 2;
 
-/// What a transaction compares.
+/// Comparison that a transaction makes before it writes.
 #[derive(Clone, Copy, Debug)]
 pub enum Compared {
     /// The revision of the last change of the key; 0 if there must be no key.
