@@ -44,6 +44,7 @@ mod room;
 mod run;
 mod segments;
 mod space;
+mod tidying;
 mod workers;
 mod writing;
 

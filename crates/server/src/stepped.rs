@@ -648,6 +648,11 @@ impl Stepped {
         self.shared.state.load_full()
     }
 
+    /// Returns the bytes of this member's records and checkpoints on disk, as the status call reports them.
+    pub fn disk_bytes(&self) -> u64 {
+        self.shared.data.disk_bytes()
+    }
+
     /// Returns the number of watches and the number of range requests so far, according to the metrics.
     pub fn watches_and_ranges(&self) -> (i64, u64) {
         let mvcc = &self.shared.diagnostics.metrics.mvcc;

@@ -13,6 +13,7 @@ use super::quota_warning::QuotaWarning;
 use super::room::Room;
 use super::segments::{Moves, Segments};
 use super::space::Survey;
+use super::tidying::Tidying;
 
 /// The parts of the core that decide how this member's disk is used: they track the batches on their way to
 /// the log, order checkpoints (which let segments be deleted), move values, raise the NOSPACE alarm, and log
@@ -30,6 +31,8 @@ pub(super) struct DiskSpace {
     pub segments: Segments,
     /// Values that are being moved out of sparsely used segments.
     pub moves: Moves,
+    /// Budget for emptying segments that hold only a little garbage.
+    pub tidying: Tidying,
 }
 
 impl DiskSpace {
@@ -43,6 +46,7 @@ impl DiskSpace {
             checkpoints,
             segments: Segments::default(),
             moves: Moves::default(),
+            tidying: Tidying::new(now),
         }
     }
 

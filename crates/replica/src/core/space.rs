@@ -9,6 +9,8 @@
 //! second and third. Their 30 MiB are appended to the log again, and 128 MiB become free. The fourth stays
 //! until more of it is dead. (Moved values require a whole checkpoint. With an index so large that this
 //! checkpoint would write more than half of the dead bytes, nothing is emptied yet.)
+//!
+//! If less is dead, segments are emptied slowly: see `tidying.rs`.
 
 use log::{Log, SegmentState};
 use machine::Machine;
@@ -25,6 +27,11 @@ const WHOLE_BYTES_LARGE: u64 = 16 << 20;
 const VERSION_BYTES: u64 = 64;
 /// Maximum number of segments that one order to the checkpointer empties.
 const RECLAIM_SEGMENTS: usize = 16;
+/// Segments with little garbage are emptied slowly, if all of them together hold more than this part of the
+/// live bytes.
+const TIDY_PART: u64 = 10;
+/// A segment with less than this part of garbage is not emptied.
+const TIDIED_PART: u64 = 20;
 
 /// Returns the bytes that the live values of a segment would take in another segment, including the overhead
 /// of their records. The overhead must count as live. If it counted as garbage, segments with small values
@@ -110,13 +117,19 @@ impl Survey<'_> {
         if self.room.is_tight(self.log) { live < used - used / 4 } else { live < used / 2 }
     }
 
-    /// Returns the segments with so few live values that these should be moved to the end of the log. Only
+    /// Returns the estimated size of a checkpoint that contains the whole state, in bytes.
+    pub fn whole_checkpoint_bytes(&self) -> u64 {
+        self.machine.store.stats().versions * VERSION_BYTES
+    }
+
+    /// Returns the sealed segments with live values, each with the bytes that these values take elsewhere and
+    /// the bytes that would be garbage if none were live, and the sums of live and of dead bytes. Only
     /// segments whose entries are all in a durable checkpoint are considered; `saved_through` is the last
     /// entry in that checkpoint.
-    pub fn worth_emptying(&self, saved_through: Index) -> Vec<u32> {
+    fn sealed(&self, saved_through: Index) -> (Vec<(u64, u64, u32)>, u64, u64) {
         let usage = self.machine.usage();
         let live = |seq: u32| usage.get(&seq).map_or(0, moved_bytes);
-        let mut sealed: Vec<(u64, u64, u32)> = self
+        let sealed: Vec<(u64, u64, u32)> = self
             .log
             .segments()
             .iter()
@@ -124,30 +137,68 @@ impl Survey<'_> {
             .map(|s| (live(s.seq), self.winnable_bytes(s), s.seq))
             .filter(|(live, _, seq)| *live > 0 && !self.segments.is_pending_delete(*seq))
             .collect();
-        let dead: u64 = sealed.iter().map(|(live, used, _)| used.saturating_sub(*live)).sum();
-        let all_live: u64 = sealed.iter().map(|(live, _, _)| live).sum();
-        if dead < self.worth_bytes(all_live) {
+        let dead = sealed.iter().map(|(live, used, _)| used.saturating_sub(*live)).sum();
+        let all_live = sealed.iter().map(|(live, _, _)| live).sum();
+        (sealed, all_live, dead)
+    }
+
+    /// Returns segments with little garbage that should be emptied because all of them together hold more
+    /// than a tenth of the live bytes: those with most garbage first, and as many as `budget_bytes` suffice
+    /// for. `is_left_alone` returns true for a segment that must not be chosen.
+    pub fn worth_tidying(
+        &self,
+        saved_through: Index,
+        budget_bytes: u64,
+        is_left_alone: impl Fn(u32) -> bool,
+    ) -> Vec<u32> {
+        let (mut sealed, all_live, dead) = self.sealed(saved_through);
+        let whole_bytes = self.whole_checkpoint_bytes();
+        // As for other moves: what becomes free must be worth the checkpoint after it.
+        let enough = dead >= self.dead_bytes_min.max(all_live / TIDY_PART)
+            && (whole_bytes < WHOLE_BYTES_LARGE || dead >= 2 * whole_bytes);
+        if !enough {
             return Vec::new();
         }
-        // Moved values make the next checkpoint a whole one. So no values are moved if that checkpoint would
-        // write many bytes compared with the bytes that become free.
-        let whole_bytes = self.machine.store.stats().versions * VERSION_BYTES;
-        if !self.room.is_tight(self.log) && whole_bytes >= WHOLE_BYTES_LARGE && dead < 2 * whole_bytes {
-            return Vec::new();
-        }
-        sealed.retain(|(live, used, _)| self.is_worth_emptying(*live, *used));
-        sealed.sort_unstable();
-        // Only as many segments are chosen as there is space for: until the old segments are deleted, the
-        // values take additional space at their new locations.
+        // A segment without garbage worth mentioning would be written again for nothing.
+        sealed.retain(|(live, used, seq)| *live < used - used / TIDIED_PART && !is_left_alone(*seq));
+        let dead_part = |&(live, used, _): &(u64, u64, u32)| (used - live) as f64 / used as f64;
+        sealed.sort_by(|a, b| dead_part(b).total_cmp(&dead_part(a)));
+        let mut spent = whole_bytes;
+        self.that_fit(sealed.into_iter().take_while(|(live, _, _)| {
+            spent = spent.saturating_add(*live);
+            spent <= budget_bytes
+        }))
+    }
+
+    /// Returns the segments, in this order, as long as there is space for their values: until the old
+    /// segments are deleted, the values take additional space at their new locations.
+    fn that_fit(&self, segments: impl Iterator<Item = (u64, u64, u32)>) -> Vec<u32> {
         let mut moved = 0;
-        sealed
-            .into_iter()
-            .take(RECLAIM_SEGMENTS)
+        segments
             .take_while(|(live, _, _)| {
                 moved += usize::try_from(*live).unwrap_or(usize::MAX);
                 self.room.has(self.log, moved + moved / 8, Purpose::Moves)
             })
             .map(|(_, _, seq)| seq)
             .collect()
+    }
+
+    /// Returns the segments with so few live values that these should be moved to the end of the log. Only
+    /// segments whose entries are all in a durable checkpoint are considered; `saved_through` is the last
+    /// entry in that checkpoint.
+    pub fn worth_emptying(&self, saved_through: Index) -> Vec<u32> {
+        let (mut sealed, all_live, dead) = self.sealed(saved_through);
+        if dead < self.worth_bytes(all_live) {
+            return Vec::new();
+        }
+        // Moved values make the next checkpoint a whole one. So no values are moved if that checkpoint would
+        // write many bytes compared with the bytes that become free.
+        let whole_bytes = self.whole_checkpoint_bytes();
+        if !self.room.is_tight(self.log) && whole_bytes >= WHOLE_BYTES_LARGE && dead < 2 * whole_bytes {
+            return Vec::new();
+        }
+        sealed.retain(|(live, used, _)| self.is_worth_emptying(*live, *used));
+        sealed.sort_unstable();
+        self.that_fit(sealed.into_iter().take(RECLAIM_SEGMENTS))
     }
 }

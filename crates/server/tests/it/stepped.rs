@@ -897,6 +897,48 @@ fn a_slow_reader_loses_no_value_that_is_moved() {
 }
 
 #[test]
+fn little_garbage_in_every_segment_goes_too_though_nobody_writes() {
+    let mut world = World::new(1, 7, WORN);
+    world.places[0].segment_bytes = 64 << 10;
+    world.start_all();
+    let value = |n: usize| vec![n as u8; 4000];
+    let mut known = BTreeMap::new();
+    for n in 0..600 {
+        world.put(0, &format!("k{n:03}"), &value(n)).expect("is taken");
+        known.insert(format!("k{n:03}"), value(n));
+    }
+    // A fifth of each segment dies, which is too little to empty any of them at once.
+    for n in (0..600).filter(|n| n % 5 == 0) {
+        world.put(0, &format!("k{n:03}"), &value(n + 1)).expect("is taken");
+        known.insert(format!("k{n:03}"), value(n + 1));
+    }
+    let before = world.member(0).disk_bytes();
+    compact(&mut world);
+    // 600 values of 4,000 bytes, less than 100 bytes each for their records, and a tenth more. Besides, some
+    // 45 segments have headers of 4 KiB, and a checkpoint has some 40 KB.
+    let most = 600 * 4100 * 11 / 10 + 45 * (4 << 10) + (40 << 10);
+    assert!(before > most + most / 20, "{before} bytes");
+    world.until("little garbage is left", |world| world.member(0).disk_bytes() <= most);
+    for (key, value) in &known {
+        assert_eq!(world.get(0, key).as_ref(), Some(value), "{key}");
+    }
+    // Then nothing is written any more.
+    let written = |world: &World| world.places[0].disk.files().into_iter().map(|(path, _)| path).max();
+    world.settle().expect("all goes well");
+    let (at_rest, since) = (written(&world), world.places[0].clock.now());
+    world.until("a minute has gone by", |world| {
+        world.places[0].clock.now() >= since + Duration::from_secs(60)
+    });
+    assert_eq!(written(&world), at_rest);
+    world.crash(0);
+    world.start(0).expect("starts again");
+    world.until("it is ready again", |world| world.member(0).is_ready());
+    for (key, value) in &known {
+        assert_eq!(world.get(0, key).as_ref(), Some(value), "{key}");
+    }
+}
+
+#[test]
 fn a_value_that_cannot_be_moved_does_not_bring_checkpoints_without_end() {
     let mut world = World::started(1, 7, WORN);
     fill(&mut world);

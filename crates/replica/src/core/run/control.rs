@@ -176,6 +176,7 @@ impl Core {
         self.measure_disk();
         self.measure_readers(now);
         self.look_at_disk(now);
+        self.tidy(now);
         self.look_at_install(now);
         self.outgoing.look(now);
         self.propose_attributes(now);

@@ -582,10 +582,46 @@ impl Core {
     fn reclaim(&mut self) {
         let segments = self.survey().worth_emptying(self.space.checkpoints.applied_index());
         if !segments.is_empty() {
-            // An error is ignored: it means that the checkpointer is busy. The values are moved after the
-            // next checkpoint, which calls this function again.
-            let portion_bytes = self.space.room.portion_bytes(&self.log);
-            let _ = self.workers.order(Order::Relocate { segments, portion_bytes });
+            // The result is ignored: if the checkpointer is busy, the values are moved after the next
+            // checkpoint, which calls this function again.
+            let _ = self.order_relocation(segments);
+        }
+    }
+
+    /// Orders the checkpointer to move the live values out of these segments. Returns false if it is busy.
+    fn order_relocation(&self, segments: Vec<u32>) -> bool {
+        let portion_bytes = self.space.room.portion_bytes(&self.log);
+        self.workers.order(Order::Relocate { segments, portion_bytes })
+    }
+
+    /// Orders the checkpointer to empty segments that hold only a little garbage, if there is much of it in
+    /// all and the budget for such work suffices.
+    pub(super) fn tidy(&mut self, now: Instant) {
+        let whole_bytes = self.survey().whole_checkpoint_bytes();
+        let Some(budget_bytes) = self.space.tidying.budget(&self.log, whole_bytes, now) else { return };
+        // Where space is short, all of it is left to what frees more and to the checkpoints of that. Other
+        // work of the checkpointer goes first, too.
+        if self.space.room.is_tight(&self.log)
+            || self.log.values().has_hidden_limit()
+            || self.space.checkpoints.is_busy()
+            || self.space.checkpoints.is_to_free()
+            || self.space.moves.are_under_way()
+            || self.has_emptied()
+            || self.install.is_receiving()
+            || self.install.is_unsaved()
+            || self.lifecycle.is_stopping()
+            || !self.machine.is_whole()
+        {
+            return;
+        }
+        let is_left_alone = |segment| self.space.tidying.was_ordered(segment);
+        let saved_through = self.space.checkpoints.applied_index();
+        let segments = self.survey().worth_tidying(saved_through, budget_bytes, is_left_alone);
+        if segments.is_empty() {
+            self.space.tidying.found_nothing();
+        } else if self.order_relocation(segments.clone()) {
+            let oldest = self.log.segments().first().map_or(0, |segment| segment.seq);
+            self.space.tidying.ordered(&segments, oldest);
         }
     }
 
