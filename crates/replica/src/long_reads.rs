@@ -6,7 +6,8 @@
 //! newest view ([`machine::AsOf`]). Each such reader is registered here while it exists, with the versions
 //! that it needs. Before the core physically removes versions, it checks here which ones are needed. A reader
 //! may delay the removal only for a limited time ([`Reader::patience`]). After that it is ended: its next
-//! slice fails.
+//! slice fails. A range or a snapshot that advances gets more time ([`Reader::longest`]) as long as the
+//! versions that cannot be removed take few bytes ([`KEPT_BYTES_MAX`]).
 //!
 //! A reader delays only the removal of versions that compactions have made unreadable since the reader began.
 //! It does not keep data in memory that is written while it runs.
@@ -20,6 +21,10 @@ use mvcc::{Moment, View};
 use numbers::Revision;
 
 use crate::shared::{Published, Shared};
+
+/// Maximum number of bytes of superseded versions that exist while a reader gets more time than its patience.
+/// With a quota, an eighth of the quota, if that is less.
+pub const KEPT_BYTES_MAX: u64 = 1 << 30;
 
 /// The kind of a reader that reads an old state slice by slice.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -53,6 +58,18 @@ impl Reader {
             Reader::Snapshot | Reader::Transfer | Reader::Checkpoint => 30 * 60,
         })
     }
+
+    /// Returns the time after its beginning for which a reader of this kind may delay the removal if it keeps
+    /// few bytes and each of its slices begins within its patience after the slice before; `None` if that
+    /// makes no difference for the kind.
+    fn longest(self) -> Option<Duration> {
+        let hours = match self {
+            Reader::Range => 1,
+            Reader::Snapshot => 6,
+            Reader::Hash | Reader::Transfer | Reader::Checkpoint | Reader::Watch => return None,
+        };
+        Some(Duration::from_secs(hours * 60 * 60))
+    }
 }
 
 /// The open readers of old states, and the versions that each of them keeps from removal.
@@ -70,6 +87,8 @@ struct Open {
     /// No reader exceeds its time limit before this time, so until then [`LongReads::removable`] does not
     /// search the readers. `None` if there are no readers.
     due: Option<Instant>,
+    /// True if `due` is valid only while the readers keep few bytes.
+    keeps_few: bool,
     next: u64,
     /// Number of times that [`LongReads::removable`] has searched all readers for some that have exceeded
     /// their time limits.
@@ -88,16 +107,22 @@ impl Open {
 struct Entry {
     reader: Reader,
     since: Instant,
-    /// Time from which the time limit of the reader counts.
-    patient_since: Instant,
+    /// Time at which the newest slice of the reader began.
+    came_on: Instant,
     /// Compact revision up to which this reader allows removal.
     keeps: Revision,
 }
 
 impl Entry {
-    /// Returns the time from which on the reader may be ended if it delays a removal.
-    fn due(&self) -> Instant {
-        self.patient_since + self.reader.patience()
+    /// Returns the time from which on the reader may be ended if it delays a removal. `keeps_few` is true if
+    /// superseded versions take few bytes.
+    fn due(&self, keeps_few: bool) -> Instant {
+        let patience = self.reader.patience();
+        match self.reader.longest() {
+            _ if self.reader == Reader::Transfer => self.came_on + patience,
+            Some(longest) if keeps_few => (self.came_on + patience).min(self.since + longest),
+            _ => self.since + patience,
+        }
     }
 }
 
@@ -122,8 +147,10 @@ impl LongReads {
         let mut open = self.open();
         open.next += 1;
         let number = open.next;
-        let entry = Entry { reader, since, patient_since: since, keeps: Revision::MIN };
-        open.due = Some(open.due.map_or(entry.due(), |due| due.min(entry.due())));
+        let entry = Entry { reader, since, came_on: since, keeps: Revision::MIN };
+        // At its beginning, a reader is due at the same time whether it keeps few bytes or many.
+        let due = entry.due(false);
+        open.due = Some(open.due.map_or(due, |earliest| earliest.min(due)));
         open.readers.insert(number, entry);
         open.by_keeps.insert((Revision::MIN, number));
         number
@@ -139,12 +166,10 @@ impl LongReads {
         true
     }
 
-    /// Records that a reader has begun another slice, from which the time limit of a transfer counts.
+    /// Records that a reader has begun another slice.
     fn came_on(&self, number: u64, now: Instant) {
-        if let Some(entry) = self.open().readers.get_mut(&number)
-            && entry.reader == Reader::Transfer
-        {
-            entry.patient_since = now;
+        if let Some(entry) = self.open().readers.get_mut(&number) {
+            entry.came_on = now;
         }
     }
 
@@ -174,19 +199,23 @@ impl LongReads {
     }
 
     /// Returns the compact revision up to which versions may be removed for a compaction at `wanted`. Ends
-    /// readers that delay the removal and have exceeded their time limits.
-    pub fn removable(&self, wanted: Revision, now: Instant) -> Removable {
+    /// readers that delay the removal and have exceeded their time limits. `keeps_few` is true if superseded
+    /// versions take few bytes, so that readers that advance may have more time.
+    pub fn removable(&self, wanted: Revision, keeps_few: bool, now: Instant) -> Removable {
         let mut open = self.open();
         let mut overtaken = Vec::new();
         let is_blocked = open.by_keeps.first().is_some_and(|(keeps, _)| *keeps < wanted);
         // The core calls this often, and many readers may be open. So the readers are searched only if at
         // least one delays the removal and at least one may have exceeded its time limit.
-        if is_blocked && open.due.is_some_and(|due| now >= due) {
-            let is_over = |number: &u64| open.readers.get(number).is_some_and(|entry| now >= entry.due());
+        let is_due = open.due.is_some_and(|due| now >= due || open.keeps_few && !keeps_few);
+        if is_blocked && is_due {
+            let is_over =
+                |number: &u64| open.readers.get(number).is_some_and(|entry| now >= entry.due(keeps_few));
             let in_the_way = open.by_keeps.range(..(wanted, 0)).map(|(_, number)| *number);
             overtaken = in_the_way.filter(is_over).collect();
             overtaken.iter().for_each(|number| open.end(*number));
-            open.due = open.readers.values().map(Entry::due).min();
+            open.due = open.readers.values().map(|entry| entry.due(keeps_few)).min();
+            open.keeps_few = keeps_few;
             #[cfg(test)]
             {
                 open.looks += 1;
@@ -285,7 +314,7 @@ mod tests {
         let start = Instant::now();
         let removable = |wanted, after: u64| {
             let Removable { through, overtaken } =
-                reads.removable(Revision(wanted), start + Duration::from_secs(after));
+                reads.removable(Revision(wanted), false, start + Duration::from_secs(after));
             (through.0, overtaken)
         };
         assert_eq!(removable(100, 0), (100, 0));
@@ -335,16 +364,58 @@ mod tests {
             reads.came_on(transfer, minutes(at));
             reads.came_on(snapshot, minutes(at));
             let through = Revision(if at < 30 { 40 } else { 50 });
-            assert_eq!(reads.removable(Revision(100), minutes(at)).through, through, "after {at} minutes");
+            assert_eq!(
+                reads.removable(Revision(100), false, minutes(at)).through,
+                through,
+                "after {at} minutes"
+            );
         }
-        assert_eq!(reads.removable(Revision(100), minutes(109)).through, Revision(50));
+        assert_eq!(reads.removable(Revision(100), false, minutes(109)).through, Revision(50));
         assert_eq!(
-            reads.removable(Revision(100), minutes(110)),
+            reads.removable(Revision(100), false, minutes(110)),
             Removable { through: Revision(100), overtaken: 1 }
         );
         // A reader that was ended stays ended.
         reads.came_on(transfer, minutes(111));
         assert!(!reads.needs(transfer, Revision(50)));
+    }
+
+    #[test]
+    fn a_range_or_a_snapshot_that_advances_has_more_time_while_it_keeps_few_bytes() {
+        let reads = LongReads::default();
+        let start = Instant::now();
+        let minutes = |minutes: u64| start + Duration::from_secs(60 * minutes);
+        let kinds = [Reader::Range, Reader::Range, Reader::Snapshot, Reader::Hash];
+        let [list, stalled, snapshot, hash] = kinds.map(|reader| reads.begin(reader, start));
+        for (number, keeps) in [(stalled, 10), (list, 20), (hash, 25), (snapshot, 30)] {
+            assert!(reads.needs(number, Revision(keeps)));
+        }
+        let advance = |at: u64| {
+            [list, hash, snapshot].iter().for_each(|number| reads.came_on(*number, minutes(at)));
+        };
+        let removable = |keeps_few, at| {
+            let Removable { through, overtaken } = reads.removable(Revision(100), keeps_few, minutes(at));
+            (through.0, overtaken)
+        };
+        advance(4);
+        assert_eq!(removable(true, 4), (10, 0));
+        assert_eq!(removable(true, 5), (20, 1), "one did not advance");
+        advance(8);
+        assert_eq!(removable(true, 12), (20, 1), "the time of a hash is not extended");
+        reads.end(list);
+        assert_eq!(removable(true, 12), (30, 0));
+        let list = reads.begin(Reader::Range, minutes(12));
+        assert!(reads.needs(list, Revision(20)));
+        reads.came_on(list, minutes(16));
+        assert_eq!(removable(true, 18), (20, 0));
+        // Once there are many bytes, the time since the beginning counts again, at once.
+        assert_eq!(removable(false, 18), (30, 1));
+        for at in (30..340).step_by(20) {
+            reads.came_on(snapshot, minutes(at));
+            assert_eq!(removable(true, at + 10), (30, 0), "after {at} minutes");
+        }
+        reads.came_on(snapshot, minutes(359));
+        assert_eq!(removable(true, 360), (100, 1), "six hours are over");
     }
 
     #[test]
@@ -356,7 +427,8 @@ mod tests {
         for number in others.iter().chain([&first]) {
             assert!(reads.needs(*number, Revision(20)));
         }
-        let removable = |wanted, after| reads.removable(Revision(wanted), start + Duration::from_secs(after));
+        let removable =
+            |wanted, after| reads.removable(Revision(wanted), false, start + Duration::from_secs(after));
         for after in 0..300 {
             assert_eq!(removable(100, after), Removable { through: Revision(20), overtaken: 0 });
         }
@@ -398,8 +470,8 @@ mod tests {
         };
         let (number, loaded) = reads.begin_with(Reader::Range, Instant::now, load);
         assert_eq!(loaded, 2);
-        assert_eq!(reads.removable(Revision(100), Instant::now()).through, Revision(50));
+        assert_eq!(reads.removable(Revision(100), false, Instant::now()).through, Revision(50));
         reads.end(number);
-        assert_eq!(reads.removable(Revision(100), Instant::now()).through, Revision(100));
+        assert_eq!(reads.removable(Revision(100), false, Instant::now()).through, Revision(100));
     }
 }

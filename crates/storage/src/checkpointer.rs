@@ -57,6 +57,10 @@ const SYNC_BYTES: u64 = 4 << 20;
 /// processor core.
 const PAUSE_FACTOR: u32 = 2;
 const PAUSE_MAX: Duration = Duration::from_millis(5);
+/// If the log grows by more than this many segments while a checkpoint is written, the pauses become shorter,
+/// and at twice as many segments there are none. A start reads the part of the log after the checkpoint, so
+/// this part must not grow for as long as a large checkpoint with all of its pauses takes.
+const UNHURRIED_SEGMENTS: u64 = 4;
 /// Pause after a commit that failed half-way, so that it is unknown whether it took effect. The next order,
 /// which repeats the commit, is executed only after the pause.
 const SETTLE_PAUSE: Duration = Duration::from_millis(200);
@@ -154,6 +158,8 @@ pub struct Checkpointer {
     job: Option<Job>,
     /// Total time for which [`Checkpointer::run`] has paused during the current order.
     paused: Duration,
+    /// Number of bytes that had been written to the log when the current order was taken.
+    log_bytes_at: u64,
     /// A manifest, and the levels that it names, whose commit failed half-way: a restart may find this
     /// manifest or the previous one. It is committed again before the next checkpoint.
     unsettled: Option<(Manifest, Vec<Level>)>,
@@ -218,6 +224,7 @@ impl Checkpointer {
             lacks_reserve: false,
             job: None,
             paused: Duration::ZERO,
+            log_bytes_at: 0,
             unsettled: None,
         }
     }
@@ -236,7 +243,9 @@ impl Checkpointer {
                 match self.step() {
                     Step::Written => {
                         let worked = clock.elapsed();
-                        std::thread::sleep((worked * PAUSE_FACTOR).min(PAUSE_MAX));
+                        let log_bytes = self.member.values.figures().written_bytes();
+                        let grown = log_bytes.saturating_sub(self.log_bytes_at);
+                        std::thread::sleep(pause_after(worked, grown, self.member.segment_bytes));
                         // On a busy machine a thread may wake late, so the real duration of the pause is
                         // measured.
                         self.paused += clock.elapsed().saturating_sub(worked);
@@ -258,6 +267,7 @@ impl Checkpointer {
     pub fn take(&mut self, order: Order) -> bool {
         debug_assert!(self.job.is_none(), "one order at a time");
         self.paused = Duration::ZERO;
+        self.log_bytes_at = self.member.values.figures().written_bytes();
         match order {
             Order::Checkpoint { head, state, whole, terms } => {
                 match self.begin(*head, state, whole, terms.write()) {
@@ -581,6 +591,15 @@ impl Checkpointer {
     }
 }
 
+/// Returns the pause after a step of a checkpoint that took this long. `grown_bytes` is how much the log has
+/// grown since the checkpoint began.
+fn pause_after(worked: Duration, grown_bytes: u64, segment_bytes: u32) -> Duration {
+    let unhurried_bytes = UNHURRIED_SEGMENTS * u64::from(segment_bytes);
+    let left_bytes = (2 * unhurried_bytes).saturating_sub(grown_bytes).min(unhurried_bytes);
+    let part = left_bytes as f64 / unhurried_bytes.max(1) as f64;
+    (worked * PAUSE_FACTOR).min(PAUSE_MAX).mul_f64(part)
+}
+
 #[cfg(test)]
 mod tests {
     use std::path::Path;
@@ -615,6 +634,14 @@ mod tests {
         let run = Run { name: again, file_bytes: 9, total_crc: 0 };
         assert_eq!(Level::of(run).map(|level| (level.from, level.to)), Some((Revision(0), Revision(0x1234))));
         assert_eq!(Level::of(Run { name: "x.run".to_owned(), file_bytes: 0, total_crc: 0 }), None);
+    }
+
+    #[test]
+    fn pauses_end_when_the_log_grows_much_beside_a_checkpoint() {
+        let micros = |grown| pause_after(Duration::from_millis(1), grown, 1 << 20).as_micros();
+        let mib = |mib: u64| mib << 20;
+        assert_eq!([0, 4, 5, 6, 7, 8, 100].map(|n| micros(mib(n))), [2000, 2000, 1500, 1000, 500, 0, 0]);
+        assert_eq!(pause_after(Duration::from_secs(9), 0, 1 << 20), PAUSE_MAX);
     }
 
     #[test]

@@ -28,7 +28,7 @@ use crate::core::removal;
 use crate::core::removal::SliceOutcome;
 use crate::core::room::{Purpose, Room};
 use crate::core::space::Survey;
-use crate::long_reads::Reader;
+use crate::long_reads::{KEPT_BYTES_MAX, Reader};
 
 /// Events of the log.
 impl Core {
@@ -413,7 +413,9 @@ impl Core {
         // Versions above `through` are not removed yet: they belong to a compaction whose removal has not
         // begun, and watches may still need them.
         let wanted = self.compactions.removal.through();
-        let removable = self.shared.data.long_reads.removable(wanted, now);
+        let quota_bytes = self.shared.member.limits.quota_bytes.unwrap_or(u64::MAX);
+        let keeps_few = self.machine.superseded_bytes() <= KEPT_BYTES_MAX.min(quota_bytes / 8);
+        let removable = self.shared.data.long_reads.removable(wanted, keeps_few, now);
         if removable.overtaken > 0 {
             self.shared.diagnostics.metrics.long_reads.overtaken.add(removable.overtaken as u64);
             self.logger.warn(

@@ -200,7 +200,7 @@ impl World {
     pub fn remove(&mut self, later: Duration) {
         let compacted = self.store.compact_revision();
         let removable =
-            self.shared.data.long_reads.removable(compacted, self.shared.member.clock.now() + later);
+            self.shared.data.long_reads.removable(compacted, false, self.shared.member.clock.now() + later);
         self.removed_through = compacted;
         while !self.store.compact_step_through(removable.through, 1000, |_| {}).done {
             if removable.through < compacted {
