@@ -32,6 +32,7 @@ import time
 
 import page
 from side_by_side import Server
+from speed_targets import settled_rss_mb
 
 KEPT_KEY_BYTES, DELETED_KEY_BYTES = 24, 25
 # One put of so many is of the second kind.
@@ -146,7 +147,7 @@ def load(args, server, figures):
     figures["load_s"], figures["load_mb_s"] = took, data / took / 1e6
     figures["load_cpu_s_gb"] = (server.cpu_s() - cpu) / (data / 1e9)
     figures["written"] = (server.written() - written) / data
-    figures["rss_mb"] = server.rss_mb()
+    figures["rss_mb"] = settled_rss_mb(server)
     figures["files"] = file_bytes(server) / data
 
 
@@ -157,7 +158,7 @@ def restart(args, server, figures):
         with open("/proc/sys/vm/drop_caches", "w", encoding="ascii") as file:
             file.write("3")
     server.start()
-    figures["restart_s"], figures["rss_mb_restarted"] = server.ready_s, server.rss_mb()
+    figures["restart_s"], figures["rss_mb_restarted"] = server.ready_s, settled_rss_mb(server)
 
 
 def thin_out(args, server, figures):

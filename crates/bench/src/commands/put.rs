@@ -26,6 +26,8 @@ const COMPACT_INTERVAL: Flag<Duration> = Flag::duration(
     "Interval to compact database (do not duplicate this with etcd's 'auto-compaction-retention' flag) (e.g. \
          --compact-interval=5m compacts every 5-minute)",
 );
+const KEY_PREFIX: Flag<String> =
+    Flag::text("key-prefix", "", "Prefix of the keys, in addition to --key-size");
 const KEY_SIZE: Flag<i64> = Flag::int("key-size", "8", "Key size of put request");
 const RATE: Flag<i64> = rate("Maximum puts per second (0 is no limit)");
 const TOTAL: Flag<i64> = total("Total number of put requests");
@@ -39,6 +41,7 @@ pub(super) const PUT: Command<Run> = Command {
         CHECK_HASHKV.row(),
         COMPACT_INDEX_DELTA.row(),
         COMPACT_INTERVAL.row(),
+        KEY_PREFIX.row(),
         KEY_SIZE.row(),
         KEY_SPACE_SIZE.row(),
         RATE.row(),
@@ -57,13 +60,15 @@ fn put(session: &Session) -> Result<(), Failure> {
     let matches = &session.matches;
     let space = positive(matches, KEY_SPACE_SIZE)?;
     let (key, value) = (size(matches, KEY_SIZE)?, size(matches, VAL_SIZE)?);
+    let prefix = matches.get(KEY_PREFIX);
     let sequential = matches.get(SEQUENTIAL_KEYS);
     let delta = matches.get(COMPACT_INDEX_DELTA);
     let interval = matches.get(COMPACT_INTERVAL);
     let compactor =
         if interval.is_zero() { None } else { Some(Compactor::start(session.target()?, interval, delta)?) };
     session.unary(&["put"], "%s\n", TOTAL, |seed| {
-        Ok(Put::new(Keys::new(key, space).map_err(Failure::error)?, value, sequential, seed))
+        let keys = Keys::new(key, space).map_err(Failure::error)?.after(prefix.as_bytes());
+        Ok(Put::new(keys, value, sequential, seed))
     })?;
     if let Some(compactor) = compactor {
         compactor.stop()?;

@@ -9,10 +9,12 @@ use api::Rpc;
 
 use super::random_from_clock;
 
-/// The keys of a load. A key has a fixed size, and begins with its encoded number.
+/// The keys of a load: a prefix, which may be empty, and a part of a fixed size that begins with the encoded
+/// number of the key.
 #[derive(Clone, Debug)]
 pub struct Keys {
     key: Vec<u8>,
+    prefix_bytes: usize,
     /// Number of different keys.
     pub space: u64,
 }
@@ -24,14 +26,23 @@ impl Keys {
         let mut key = vec![0; size];
         number_key(&mut key, i64::try_from(space.saturating_sub(1)).unwrap_or(i64::MAX))?;
         key.fill(0);
-        Ok(Self { key, space })
+        Ok(Self { key, prefix_bytes: 0, space })
+    }
+
+    /// Returns the same keys with this prefix, which is added to their size.
+    #[must_use]
+    pub fn after(mut self, prefix: &[u8]) -> Self {
+        self.key.splice(..self.prefix_bytes, prefix.iter().copied());
+        self.prefix_bytes = prefix.len();
+        self
     }
 
     /// Returns the key with this number, which must be less than [`Keys::space`].
     pub fn key(&mut self, number: u64) -> &[u8] {
         let number = i64::try_from(number).unwrap_or(i64::MAX);
         // Write the number over the previous one without clearing the key, as etcd's tool does.
-        assert!(number_key(&mut self.key, number).is_ok(), "the size was checked for the whole space");
+        let numbered = &mut self.key[self.prefix_bytes..];
+        assert!(number_key(numbered, number).is_ok(), "the size was checked for the whole space");
         &self.key
     }
 }

@@ -46,10 +46,14 @@ fn revision(server: &Server) -> i64 {
 }
 
 fn count(server: &Server) -> u64 {
+    count_of(server, b"\0", b"\0")
+}
+
+fn count_of(server: &Server, key: &[u8], end: &[u8]) -> u64 {
     let answer = Asker::new(server.target.clone())
         .unwrap()
         .ask(Rpc::KvRange, |message| {
-            message.bytes(1, b"\0").bytes(2, b"\0").flag(9, true);
+            message.bytes(1, key).bytes(2, end).flag(9, true);
         })
         .unwrap();
     Fields(&answer).number(4)
@@ -67,8 +71,13 @@ fn loads_leave_what_they_should() {
         };
         assert_eq!(run(&["put", "--total=50", "--sequential-keys", "--key-space-size=20"]), 50);
         assert_eq!(count(server), 20);
+        assert_eq!(
+            run(&["put", "--total=30", "--sequential-keys", "--key-space-size=15", "--key-prefix=/a/"]),
+            30
+        );
+        assert_eq!((count_of(server, b"/a/", b"/a0"), count(server)), (15, 35));
         assert_eq!(run(&["txn-put", "--total=10", "--txn-ops=5", "--key-space-size=50"]), 10);
-        assert_eq!(count(server), 50);
+        assert_eq!(count(server), 65);
         assert_eq!(run(&["range", "--prefix", "--paginate", "--total=5"]), 0);
         assert_eq!(run(&["lease-keepalive", "--total=20"]), 0);
         assert_eq!(run(&["leases", "--total=50", "--renew=100", "--renew-for=200ms"]), 0);

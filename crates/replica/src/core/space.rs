@@ -151,7 +151,8 @@ impl Survey<'_> {
         budget_bytes: u64,
         is_left_alone: impl Fn(u32) -> bool,
     ) -> Vec<u32> {
-        let (mut sealed, all_live, dead) = self.sealed(saved_through);
+        // A segment whose entries a follower may need could not be deleted, and would only take space twice.
+        let (mut sealed, all_live, dead) = self.sealed(saved_through.min(self.kept_behind));
         let whole_bytes = self.whole_checkpoint_bytes();
         // As for other moves: what becomes free must be worth the checkpoint after it.
         let enough = dead >= self.dead_bytes_min.max(all_live / TIDY_PART)
