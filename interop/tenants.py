@@ -75,9 +75,9 @@ class Tenants:
         if done.returncode:
             sys.exit(f"the puts of {who} failed: {done.stderr}")
         row = json.loads(done.stdout)["rows"][0]["median"]
-        if row.get("errors"):
-            sys.exit(f"the puts of {who} failed: {row['errors']}")
-        return row["latency_ms"]["p99"], row["rate"]
+        if row["failed"]:
+            sys.exit(f"{row['failed']} puts of {who} failed")
+        return row["latency_ms"]["p99"], row["rate_per_s"]
 
     def measure(self, busy=None):
         """The p99 of each of the other tenants, beside one that puts with these flags; and its rate."""
