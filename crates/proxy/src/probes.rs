@@ -114,13 +114,14 @@ impl Probes {
         loop {
             let endpoints = client.endpoints();
             proximity.keep(&endpoints);
-            by_address.retain(|endpoint, (since, _)| {
-                endpoints.contains(endpoint) && since.elapsed() < LOOK_UP_INTERVAL
-            });
+            by_address.retain(|endpoint, _| endpoints.contains(endpoint));
             let mut asked = JoinSet::new();
             for endpoint in endpoints {
-                let is_unknown = !options.networks.is_empty() && !by_address.contains_key(&endpoint);
-                let networks = is_unknown.then(|| options.networks.clone());
+                // A known zone stays until another one is found, so that a failure of DNS changes nothing.
+                let known = by_address.get(&endpoint);
+                let is_due = known.is_none_or(|(since, _)| since.elapsed() >= LOOK_UP_INTERVAL);
+                let is_due = is_due && !options.networks.is_empty();
+                let networks = is_due.then(|| options.networks.clone());
                 let client = client.clone();
                 asked.spawn(async move {
                     let zone = match networks {
@@ -206,16 +207,14 @@ async fn zone_by_address(endpoint: &str, networks: &ZoneNetworks) -> Option<Stri
     Some(zone.unwrap_or_default().to_owned())
 }
 
+/// Logs which endpoints are used from now on.
 fn tell(logger: &Logger, zone: &str, standings: &[Standing]) {
     let used: Vec<&str> = first(standings).collect();
-    let zones: Vec<&str> = used
-        .iter()
-        .filter_map(|used| standings.iter().find(|standing| standing.endpoint == *used))
-        .map(|standing| standing.zone.as_str())
-        .collect();
+    let of_used = || standings.iter().filter(|standing| used.contains(&standing.endpoint.as_str()));
+    let zones: Vec<&str> = of_used().map(|standing| standing.zone.as_str()).collect();
     let fields =
         [("zone", Value::Str(zone)), ("endpoints", Value::List(&used)), ("in-zones", Value::List(&zones))];
-    match zones.iter().any(|in_zone| *in_zone == zone) {
+    match of_used().any(Standing::serves_zone) {
         true => logger.info("calls go to endpoints of the zone", &fields),
         false => logger.warn("no endpoint of the zone serves; calls go to others", &fields),
     }

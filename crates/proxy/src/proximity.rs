@@ -11,6 +11,8 @@ const SAMPLES: usize = 5;
 /// serving again.
 const STREAK: u32 = 2;
 
+/// Lowest rank of endpoints of other zones.
+const OTHER_ZONES: u32 = 2;
 /// Rank of endpoints that do not serve. They are used only if no other endpoint is connected.
 const NOT_SERVING: u32 = 4;
 
@@ -79,6 +81,13 @@ pub(crate) struct Standing {
     pub(crate) rank: u32,
 }
 
+impl Standing {
+    /// Returns true if the endpoint is in the zone of the proxy and serves.
+    pub(crate) fn serves_zone(&self) -> bool {
+        self.rank < OTHER_ZONES
+    }
+}
+
 /// What a proxy in one zone knows about its endpoints.
 #[derive(Debug)]
 pub(crate) struct Proximity {
@@ -135,7 +144,7 @@ impl Proximity {
             let is_near = endpoint.zone == self.zone;
             let rank = match best[usize::from(is_near)] {
                 Some(best) if endpoint.serves => {
-                    2 * u32::from(!is_near) + u32::from(!endpoint.round_trips.is_close(best))
+                    OTHER_ZONES * u32::from(!is_near) + u32::from(!endpoint.round_trips.is_close(best))
                 }
                 _ => NOT_SERVING,
             };

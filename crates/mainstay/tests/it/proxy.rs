@@ -25,7 +25,7 @@ use crate::tls::https;
 
 /// A gRPC proxy that runs as a separate process.
 pub struct Proxy {
-    process: Member,
+    pub process: Member,
     pub address: SocketAddr,
 }
 

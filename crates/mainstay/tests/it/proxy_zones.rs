@@ -76,6 +76,8 @@ fn calls_and_watches_stay_in_the_zone_while_it_serves_and_come_back() {
         })
         .await;
 
+        proxy.process.wait_for("no endpoint of the zone serves");
+
         cluster.start_one(NEAR);
         let mut value = 30;
         eventually("writes go to the zone again", PATIENCE, async || {
