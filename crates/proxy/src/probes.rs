@@ -219,3 +219,45 @@ fn tell(logger: &Logger, zone: &str, standings: &[Standing]) {
         false => logger.warn("no endpoint of the zone serves; calls go to others", &fields),
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use api::etcdserverpb::ResponseHeader;
+
+    use super::*;
+
+    #[test]
+    fn only_a_member_that_serves_all_calls_is_preferred() {
+        let header = Some(ResponseHeader { member_id: 7, ..ResponseHeader::default() });
+        let good = StatusResponse { header, leader: 1, ..StatusResponse::default() };
+        let with_error = |error: &str| StatusResponse { errors: vec![error.to_owned()], ..good.clone() };
+        for (status, expected) in [
+            (good.clone(), true),
+            (StatusResponse { leader: 0, ..good.clone() }, false),
+            (StatusResponse { is_learner: true, ..good.clone() }, false),
+            (StatusResponse { is_learner: true, is_observer: true, ..good.clone() }, true),
+            (with_error("memberID:7 alarm:CORRUPT"), false),
+            (with_error("memberID:8 alarm:CORRUPT"), true),
+            (with_error("memberID:7 alarm:NOSPACE"), true),
+        ] {
+            assert_eq!(serves(&status), expected, "{status:?}");
+        }
+    }
+
+    #[test]
+    fn a_zone_is_that_of_the_address_of_the_endpoint() {
+        let networks: Vec<String> = ["a=127.1.0.0/16", "b=127.2.0.0/16"].map(str::to_owned).into();
+        let networks = ZoneNetworks::parse(&networks).unwrap();
+        testkit::block_on(Duration::from_secs(30), async {
+            for (endpoint, zone) in [
+                ("127.1.0.9:1", Some("a")),
+                ("https://127.2.0.9:1", Some("b")),
+                ("127.3.0.9:1", Some("")),
+                ("unix:///somewhere", None),
+                ("127.1.0.9", None),
+            ] {
+                assert_eq!(zone_by_address(endpoint, &networks).await.as_deref(), zone, "{endpoint}");
+            }
+        });
+    }
+}

@@ -18,8 +18,17 @@ const NEAR: usize = 1;
 const PUTS: &str = "grpc_server_handled_total{grpc_code=\"OK\",grpc_method=\"Put\",grpc_service=\"etcdserverpb.KV\",grpc_type=\"unary\"}";
 const WATCHERS: &str = "etcd_debugging_mvcc_watcher_total";
 
-/// Starts members of two zones, and a proxy in zone b.
-fn start(name: &str) -> (Cluster, Proxy) {
+/// Waits until an endpoint has this rank at a proxy.
+async fn ranked(proxy: &Proxy, endpoint: SocketAddr, zone: &str, rank: f64) {
+    let series = format!("mainstay_grpc_proxy_endpoint_rank{{endpoint=\"{endpoint}\",zone=\"{zone}\"}}");
+    eventually("an endpoint has its rank", PATIENCE, async || {
+        (proxy_figure(proxy.address, &series) == Some(rank)).then_some(())
+    })
+    .await;
+}
+
+/// Starts members of two zones, and a proxy in zone b that knows them.
+async fn start(name: &str) -> (Cluster, Proxy) {
     let mut cluster = Cluster::plan(name, 3, &[]);
     for (at, slot) in cluster.slots.iter_mut().enumerate() {
         slot.flags.push(format!("--zone={}", if at == NEAR { "b" } else { "a" }));
@@ -27,6 +36,7 @@ fn start(name: &str) -> (Cluster, Proxy) {
     cluster.start_all();
     let endpoints: Vec<String> = cluster.slots.iter().map(|slot| slot.client.to_string()).collect();
     let proxy = Proxy::start(cluster.dir.path(), &endpoints.join(","), &["--zone=b".to_owned()]);
+    ranked(&proxy, cluster.slots[NEAR].client, "b", 0.0).await;
     (cluster, proxy)
 }
 
@@ -49,7 +59,7 @@ fn proxy_figure(proxy: SocketAddr, series: &str) -> Option<f64> {
 #[test]
 fn calls_and_watches_stay_in_the_zone_while_it_serves_and_come_back() {
     run(async {
-        let (mut cluster, proxy) = start("proxy-zone");
+        let (mut cluster, proxy) = start("proxy-zone").await;
         let near = cluster.slots[NEAR].client;
         let client = proxy.client().await;
         let mut watch = client.watch_all(0).await.expect("watches are served");
@@ -63,18 +73,13 @@ fn calls_and_watches_stay_in_the_zone_while_it_serves_and_come_back() {
             assert_eq!(figure(address, WATCHERS).await, if at == NEAR { 1.0 } else { 0.0 }, "m{at}");
         }
         let calls = format!("mainstay_grpc_proxy_endpoint_calls_total{{endpoint=\"{near}\",zone=\"b\"}}");
-        let rank = format!("mainstay_grpc_proxy_endpoint_rank{{endpoint=\"{near}\",zone=\"b\"}}");
         assert!(proxy_figure(proxy.address, &calls).expect("it is counted") >= 21.0);
-        assert_eq!(proxy_figure(proxy.address, &rank), Some(0.0));
 
         cluster.kill(NEAR);
         for value in 20..30 {
             written.push(put(&proxy, value).await);
         }
-        eventually("the endpoint is known to be down", PATIENCE, async || {
-            (proxy_figure(proxy.address, &rank) == Some(4.0)).then_some(())
-        })
-        .await;
+        ranked(&proxy, near, "b", 4.0).await;
 
         proxy.process.wait_for("no endpoint of the zone serves");
 
@@ -112,7 +117,7 @@ fn calls_and_watches_stay_in_the_zone_while_it_serves_and_come_back() {
 #[test]
 fn a_member_of_the_zone_that_hangs_is_left_until_it_answers() {
     run(async {
-        let (cluster, proxy) = start("proxy-zone-hangs");
+        let (cluster, proxy) = start("proxy-zone-hangs").await;
         let near = cluster.slots[NEAR].client;
         put(&proxy, 0).await;
         assert_eq!(figure(near, PUTS).await, 1.0);
@@ -139,15 +144,16 @@ fn without_rights_to_ask_the_zone_is_that_of_the_address() {
         let member = Setup::new(dir.path()).flag("--zone=b").flag(CHEAP).start();
         secured(&member.client().await).await;
         let endpoint = member.client_address();
-        let rank_of = |flags: &[&str], zone: &str| {
-            let flags: Vec<String> = flags.iter().map(|flag| (*flag).to_owned()).collect();
+        for (networks, zone, rank) in [
+            // The status, which has the zone, is for users only.
+            ("", "", 2.0),
+            ("b=127.0.0.0/8", "b", 0.0),
+            ("c=127.0.0.0/8", "c", 2.0),
+        ] {
+            let flags = ["--zone=b".to_owned(), format!("--zone-networks={networks}")];
             let proxy = Proxy::start(dir.path(), &endpoint.to_string(), &flags);
-            let labels = format!("{{endpoint=\"{endpoint}\",zone=\"{zone}\"}}");
-            proxy_figure(proxy.address, &format!("mainstay_grpc_proxy_endpoint_rank{labels}"))
-        };
-        assert_eq!(rank_of(&["--zone=b"], ""), Some(2.0), "its status is for users only");
-        assert_eq!(rank_of(&["--zone=b", "--zone-networks=b=127.0.0.0/8"], "b"), Some(0.0));
-        assert_eq!(rank_of(&["--zone=b", "--zone-networks=c=127.0.0.0/8"], "c"), Some(2.0));
+            ranked(&proxy, endpoint, zone, rank).await;
+        }
     });
 }
 
