@@ -32,7 +32,7 @@ from ports import free_port
 
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 PACKAGING = os.path.join(ROOT, "packaging")
-NAMES = ["etcd", "etcdctl", "etcdutl"]
+NAMES = ["mainstay", "etcd", "etcdctl", "etcdutl"]
 # User of the image.
 USER = 65532
 
@@ -445,8 +445,11 @@ def chart(tally, bench, what, entry):
         return [replaced(word.replace("$(POD_NAME)", pod), table) for word in words]
 
     def variables(part, pod, more):
+        # A label of the pod that is not there gives an empty value, as in Kubernetes before 1.35.
+        labels = {variable["name"]: "" for variable in part.get("env", [])
+                  if "metadata.labels" in variable.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath", "")}
         return {variable["name"]: filled([variable["value"]], pod, more)[0] if "value" in variable else pod
-                for variable in part.get("env", [])}
+                for variable in part.get("env", [])} | labels
 
     for i in range(count):
         pod = f"mainstay-{i}"
@@ -471,6 +474,45 @@ def chart(tally, bench, what, entry):
     tally.check(code == 0 and said.count("is healthy") == count, f"the chart with {what}: helm test: {said}")
     if "backup" in entry:
         backup(tally, bench, entry["backup"], filled, variables)
+    if entry["observers"]:
+        zones(tally, bench, what, entry["observers"], environment, hosts, filled, variables)
+
+
+def zones(tally, bench, what, sets, environment, hosts, filled, variables):
+    """Observers of the members that run: they serve, and a client in the zone of some of them is shown these alone."""
+    ports = {}
+    for observers in sets:
+        for i in range(observers["replicas"]):
+            pod = f"{observers['name']}-{i}"
+            ports[pod] = [free_port() for _ in range(3)]
+            for port, mine in zip((2379, 2380, 2381), ports[pod]):
+                hosts[f"//{pod}.mainstay-observers.apps.svc:{port}"] = f"//127.0.0.1:{mine}"
+    for observers in sets:
+        container = observers["container"]
+        for i in range(observers["replicas"]):
+            pod = f"{observers['name']}-{i}"
+            more = {"/var/lib/etcd": bench.path(f"chart-{pod}")}
+            more |= {f"//0.0.0.0:{port}": f"//127.0.0.1:{mine}" for port, mine in zip((2379, 2380, 2381), ports[pod])}
+            bench.start(f"chart-{pod}", filled(container["command"] + container["args"], pod, more), variables(container, pod, more))
+    for pod, (_, _, metrics) in ports.items():
+        tally.check(waits(pod, lambda metrics=metrics: probe(f"http://127.0.0.1:{metrics}/readyz"), bench),
+                    f"the chart with {what}: {pod} does not serve")
+    put_and_get(tally, bench, f"the chart with {what}, observers",
+                [{**environment, "ETCDCTL_ENDPOINTS": f"http://127.0.0.1:{client}"} for client, _, _ in ports.values()])
+    # The values put all of this machine's addresses into the zone of the first set.
+    zone = next(word.removeprefix("--zone=") for word in sets[0]["container"]["args"] if word.startswith("--zone="))
+    near = {f"{observers['name']}-{i}" for observers in sets for i in range(observers["replicas"])
+            if f"--zone={zone}" in observers["container"]["args"]}
+    shown = set()
+
+    def attempt():
+        code, said = tool(bench, ["etcdctl", "member", "list"], environment)
+        shown.clear()
+        shown.update(line.split(", ")[2] for line in said.splitlines() if line.count(", ") > 2)
+        return code == 0 and shown == near
+
+    tally.check(waits("the list of members of a zone", attempt, bench) and 0 < len(near) < len(ports),
+                f"the chart with {what}: a client in zone {zone} is shown {shown}, not {near}")
 
 
 def backup(tally, bench, job, filled, variables):
@@ -865,7 +907,7 @@ def main():
         observed(tally, bench, environments, metrics)
         majority_lost(tally, bench, healthcheck, environments, metrics)
         bench.end()
-        for what in ("TLS", "a backup"):
+        for what in ("TLS", "a backup", "observers"):
             chart(tally, bench, what, found["chart"]["started"][what])
             bench.end()
         growing(tally, bench, found["chart"]["grown"])

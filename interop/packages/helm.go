@@ -43,6 +43,13 @@ var good = map[string]string{
 	"an account":         `{serviceAccount: {name: other}}`,
 	"no budget":          `{podDisruptionBudget: {enabled: false}, metrics: {annotate: false}}`,
 	"no resources asked": `{resources: {}}`,
+	"zones":              `{zones: {enabled: true}}`,
+	"observers": `{formedWith: 1, replicas: 1, zones: {enabled: true, observers: [{zone: eu-1a, replicas: 2}, {zone: eu-1b}],
+		observerFlags: ["--log-level=info"]}, extraFlags: ["--zone-networks=eu-1a=127.0.0.0/8", "--zone-member-list=only"]}`,
+	"all of observers": `{tls: {client: {secretName: c, clientSecretName: u}, peer: {secretName: p}}, networkPolicy: {enabled: true},
+		backup: {enabled: true}, zones: {enabled: true, trafficDistribution: PreferClose, observers: [{zone: A.b_c-1}],
+		observerResources: {requests: {cpu: 1}}, observerStorage: {size: 1Gi, className: fast}}, metrics: {annotate: false},
+		tolerations: [{operator: Exists}], nodeSelector: {a: b}, priorityClassName: high, podAnnotations: {a: b}}`,
 }
 
 // Values that have to be refused.
@@ -60,6 +67,12 @@ var bad = map[string]string{
 	"no schedule":                 `{backup: {schedule: never}}`,
 	"nothing kept":                `{backup: {keep: 0}}`,
 	"no image":                    `{image: {repository: ""}}`,
+	"observers without zones":     `{zones: {observers: [{zone: a}]}}`,
+	"a zone twice":                `{zones: {enabled: true, observers: [{zone: a}, {zone: a}]}}`,
+	"a zone that is no label":     `{zones: {enabled: true, observers: [{zone: "a b"}]}}`,
+	"observers of no zone":        `{zones: {enabled: true, observers: [{replicas: 2}]}}`,
+	"no observers in a zone":      `{zones: {enabled: true, observers: [{zone: a, replicas: 0}]}}`,
+	"another distribution":        `{zones: {enabled: true, trafficDistribution: PreferSameNode}}`,
 	"a backup without its secret": `{backup: {enabled: true}, tls: {client: {secretName: c}}}`,
 }
 
@@ -217,12 +230,21 @@ func checkChart(t *tally, path string) any {
 		if err != nil {
 			continue
 		}
-		members, err := checkRelease(all)
+		found, err := checkRelease(all)
 		t.check("the objects with "+what, err)
 		if err != nil {
 			continue
 		}
+		t.check("what is rendered of zones with "+what, checkZones(all, found, values))
+		members := found.members
 		entry := map[string]any{"members": members.Spec.Template.Spec.Containers[0], "replicas": *members.Spec.Replicas}
+		var observers []map[string]any
+		for _, set := range found.observers {
+			observers = append(observers, map[string]any{
+				"name": set.Name, "container": set.Spec.Template.Spec.Containers[0], "replicas": *set.Spec.Replicas,
+			})
+		}
+		entry["observers"] = observers
 		for _, object := range all {
 			if job, ok := object.(*batchv1.CronJob); ok {
 				entry["backup"] = job.Spec.JobTemplate.Spec.Template.Spec
@@ -240,9 +262,10 @@ func checkChart(t *tally, path string) any {
 		if err != nil {
 			continue
 		}
-		members, err := checkRelease(all)
+		found, err := checkRelease(all)
 		t.check("the objects with members "+what, err)
 		if err == nil {
+			members := found.members
 			grown[what] = map[string]any{"members": members.Spec.Template.Spec.Containers[0], "replicas": *members.Spec.Replicas}
 		}
 	}
@@ -259,7 +282,7 @@ func checkChart(t *tally, path string) any {
 		}
 		t.check("helm upgrade: "+what, err)
 	}
-	all, err := render(path, strings.Repeat("a-long-name-", 4)+"x", `{backup: {enabled: true}}`)
+	all, err := render(path, strings.Repeat("a-long-name-", 4)+"x", `{backup: {enabled: true}, zones: {enabled: true, observers: [{zone: a}]}}`)
 	t.check("helm template with a long name", err)
 	if err == nil {
 		_, err = checkRelease(all)
@@ -277,6 +300,53 @@ func checkChart(t *tally, path string) any {
 	return map[string]any{"started": started, "grown": grown}
 }
 
+// checkZones holds that there is what the values ask for: a service for clients of a zone, the zone that Kubernetes gives a member, and
+// a set of observers for each zone; and nothing of it if zones are off.
+func checkZones(all []runtime.Object, found *release, values string) error {
+	var given struct {
+		Zones struct {
+			Enabled             bool
+			TrafficDistribution string
+			Observers           []struct {
+				Zone     string
+				Replicas int32
+			}
+		}
+	}
+	if err := yaml.Unmarshal([]byte(values), &given); err != nil {
+		return err
+	}
+	near := ""
+	for _, object := range all {
+		if service, ok := object.(*corev1.Service); ok && service.Spec.TrafficDistribution != nil {
+			near = service.Name + ": " + *service.Spec.TrafficDistribution
+		}
+	}
+	zone := ""
+	for _, variable := range found.members.Spec.Template.Spec.Containers[0].Env {
+		if variable.Name == "ETCD_ZONE" {
+			zone = variable.ValueFrom.FieldRef.FieldPath
+		}
+	}
+	wantNear, wantZone := "", ""
+	if given.Zones.Enabled {
+		wantNear, wantZone = "mainstay-near: PreferSameZone", "metadata.labels['"+corev1.LabelTopologyZone+"']"
+		if given.Zones.TrafficDistribution != "" {
+			wantNear = "mainstay-near: " + given.Zones.TrafficDistribution
+		}
+	}
+	if near != wantNear || zone != wantZone || len(found.observers) != len(given.Zones.Observers) {
+		return fmt.Errorf("service %q, zone %q, %d sets of observers", near, zone, len(found.observers))
+	}
+	for i, wanted := range given.Zones.Observers {
+		set := found.observers[i]
+		if set.Spec.Template.Labels["mainstay/zone"] != wanted.Zone || *set.Spec.Replicas != max(wanted.Replicas, 1) {
+			return fmt.Errorf("%s has %d observers of zone %s", set.Name, *set.Spec.Replicas, set.Spec.Template.Labels["mainstay/zone"])
+		}
+	}
+	return nil
+}
+
 // short holds a name against the length from which names of pods made of it are cut.
 func short(name string, most int) error {
 	if len(name) > most {
@@ -287,7 +357,16 @@ func short(name string, most int) error {
 
 // planted holds that mistakes in a copy of the chart are found.
 func planted(path string) error {
+	zoned := `{networkPolicy: {enabled: true}, zones: {enabled: true, observers: [{zone: a}, {zone: b}]}}`
 	for _, mistake := range []struct{ file, from, to string }{
+		{"templates/observers.yaml", "values: [{{ $zone | quote }}]", "values: [a]"},
+		{"templates/observers.yaml", "- --zone={{ $zone }}", "- --zone=z"},
+		{"templates/observers.yaml", "      mainstay/zone: {{ $zone | quote }}\n  template", "  template"},
+		{"templates/observers.yaml", "mainstay/serves: clients", "mainstay/serves: nobody"},
+		{"templates/observers.yaml", "name: data\n              mountPath", "name: date\n              mountPath"},
+		{"templates/services.yaml", "component: observer", "component: observers"},
+		{"templates/networkpolicy.yaml", "component: observer", "component: observers"},
+		{"templates/statefulset.yaml", "mainstay/serves: clients", "mainstay/serves: nobody"},
 		{"templates/statefulset.yaml", "livenessProbe:", "livenessprobe:"},
 		{"templates/statefulset.yaml", "mountPath: /var/lib/etcd", "mountpath: /var/lib/etcd"},
 		{"templates/statefulset.yaml", "- name: data\n              mountPath", "- name: date\n              mountPath"},
@@ -316,9 +395,14 @@ func planted(path string) error {
 		if err := os.WriteFile(file, []byte(changed), 0o600); err != nil {
 			return err
 		}
-		all, err := render(folder, "mainstay", `{}`)
-		if err == nil {
-			_, err = checkRelease(all)
+		for _, values := range []string{`{}`, zoned} {
+			var all []runtime.Object
+			if all, err = render(folder, "mainstay", values); err == nil {
+				_, err = checkRelease(all)
+			}
+			if err != nil {
+				break
+			}
 		}
 		if err == nil {
 			return fmt.Errorf("%s: %q was not found", mistake.file, mistake.to)

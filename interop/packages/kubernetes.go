@@ -124,66 +124,158 @@ func selects(what string, selector *metav1.LabelSelector, pod map[string]string)
 	return nil
 }
 
+// checkSet holds that the parts of a StatefulSet fit each other, and that its pods have names by which others reach them.
+func checkSet(set *appsv1.StatefulSet, services map[string]*corev1.Service) error {
+	pod := set.Spec.Template.Labels
+	if err := selects("the StatefulSet "+set.Name, set.Spec.Selector, pod); err != nil {
+		return err
+	}
+	if err := checkPod(&set.Spec.Template.Spec, set.Spec.VolumeClaimTemplates); err != nil {
+		return err
+	}
+	names := services[set.Spec.ServiceName]
+	if names == nil || names.Spec.ClusterIP != corev1.ClusterIPNone {
+		return fmt.Errorf("%s is no service without an address", set.Spec.ServiceName)
+	}
+	if err := selects("service "+names.Name, &metav1.LabelSelector{MatchLabels: names.Spec.Selector}, pod); err != nil {
+		return err
+	}
+	spec := set.Spec.Template.Spec
+	for _, constraint := range spec.TopologySpreadConstraints {
+		if err := selects("the spread", constraint.LabelSelector, pod); err != nil {
+			return err
+		}
+	}
+	if spec.Affinity == nil || spec.Affinity.PodAntiAffinity == nil {
+		return nil
+	}
+	terms := spec.Affinity.PodAntiAffinity.RequiredDuringSchedulingIgnoredDuringExecution
+	for _, weighted := range spec.Affinity.PodAntiAffinity.PreferredDuringSchedulingIgnoredDuringExecution {
+		terms = append(terms, weighted.PodAffinityTerm)
+	}
+	for _, term := range terms {
+		if err := selects("the anti-affinity", term.LabelSelector, pod); err != nil {
+			return err
+		}
+	}
+	return nil
+}
+
+// checkZone holds that the observers of a zone run in it, say so, and are fed by the members.
+func checkZone(set *appsv1.StatefulSet, members *appsv1.StatefulSet) error {
+	var zones []string
+	if affinity := set.Spec.Template.Spec.Affinity; affinity != nil && affinity.NodeAffinity != nil {
+		for _, term := range affinity.NodeAffinity.RequiredDuringSchedulingIgnoredDuringExecution.NodeSelectorTerms {
+			for _, expression := range term.MatchExpressions {
+				if expression.Key == corev1.LabelTopologyZone && expression.Operator == corev1.NodeSelectorOpIn {
+					zones = append(zones, expression.Values...)
+				}
+			}
+		}
+	}
+	if len(zones) != 1 {
+		return fmt.Errorf("%s runs in the zones %v", set.Name, zones)
+	}
+	container := set.Spec.Template.Spec.Containers[0]
+	feeds := 0
+	stated := false
+	for _, word := range container.Args {
+		stated = stated || word == "--zone="+zones[0]
+		if urls, ok := strings.CutPrefix(word, "--feed="); ok {
+			for i, url := range strings.Split(urls, ",") {
+				if !strings.Contains(url, fmt.Sprintf("//%s-%d.%s.", members.Name, i, members.Spec.ServiceName)) {
+					return fmt.Errorf("%s is fed by %s", set.Name, url)
+				}
+				feeds++
+			}
+		}
+	}
+	if !stated || feeds != int(*members.Spec.Replicas) {
+		return fmt.Errorf("%s runs in zone %s with %v", set.Name, zones[0], container.Args)
+	}
+	return nil
+}
+
+// release is what was found in the objects of a release.
+type release struct {
+	members   *appsv1.StatefulSet
+	observers []*appsv1.StatefulSet
+}
+
 // checkRelease holds that the objects of a release fit each other.
-func checkRelease(all []runtime.Object) (*appsv1.StatefulSet, error) {
-	var members *appsv1.StatefulSet
+func checkRelease(all []runtime.Object) (*release, error) {
+	found := &release{}
 	services, claims := map[string]*corev1.Service{}, map[string]bool{}
 	for _, object := range all {
 		switch object := object.(type) {
 		case *appsv1.StatefulSet:
-			members = object
+			if object.Spec.Template.Labels["app.kubernetes.io/component"] == "observer" {
+				found.observers = append(found.observers, object)
+			} else {
+				found.members = object
+			}
 		case *corev1.Service:
 			services[object.Name] = object
 		case *corev1.PersistentVolumeClaim:
 			claims[object.Name] = true
 		}
 	}
+	members := found.members
 	if members == nil {
 		return nil, errors.New("there is no StatefulSet")
 	}
-	pod := members.Spec.Template.Labels
-	if err := selects("the StatefulSet", members.Spec.Selector, pod); err != nil {
-		return nil, err
-	}
-	if err := checkPod(&members.Spec.Template.Spec, members.Spec.VolumeClaimTemplates); err != nil {
-		return nil, err
-	}
+	sets := append([]*appsv1.StatefulSet{members}, found.observers...)
 	ports := map[string]bool{}
 	for _, port := range members.Spec.Template.Spec.Containers[0].Ports {
 		ports[port.Name] = true
 	}
-	if services[members.Spec.ServiceName] == nil || services[members.Spec.ServiceName].Spec.ClusterIP != corev1.ClusterIPNone {
-		return nil, fmt.Errorf("%s is no service without an address", members.Spec.ServiceName)
-	}
-	if affinity := members.Spec.Template.Spec.Affinity; affinity != nil {
-		terms := affinity.PodAntiAffinity.RequiredDuringSchedulingIgnoredDuringExecution
-		for _, weighted := range affinity.PodAntiAffinity.PreferredDuringSchedulingIgnoredDuringExecution {
-			terms = append(terms, weighted.PodAffinityTerm)
+	for i, set := range sets {
+		if err := checkSet(set, services); err != nil {
+			return nil, err
 		}
-		for _, term := range terms {
-			if err := selects("the anti-affinity", term.LabelSelector, pod); err != nil {
+		if i > 0 {
+			if err := checkZone(set, members); err != nil {
 				return nil, err
 			}
 		}
+		for _, other := range sets[:i] {
+			if other.Name == set.Name || selects("", other.Spec.Selector, set.Spec.Template.Labels) == nil {
+				return nil, fmt.Errorf("%s takes pods of %s", other.Name, set.Name)
+			}
+		}
+	}
+	// anySet holds that a selector is meant for some set, and with all of them that it is meant for all.
+	anySet := func(what string, selector *metav1.LabelSelector, all bool) error {
+		var err error
+		for _, set := range sets {
+			if err = selects(what, selector, set.Spec.Template.Labels); (err == nil) != all {
+				return err
+			}
+		}
+		return err
 	}
 	for _, object := range all {
 		var err error
 		switch object := object.(type) {
 		case *corev1.Service:
-			err = selects("service "+object.Name, &metav1.LabelSelector{MatchLabels: object.Spec.Selector}, pod)
+			near := object.Spec.TrafficDistribution != nil
+			err = anySet("service "+object.Name, &metav1.LabelSelector{MatchLabels: object.Spec.Selector}, near)
 			for _, port := range object.Spec.Ports {
 				if err == nil && !ports[port.TargetPort.StrVal] {
 					err = fmt.Errorf("service %s leads to port %s", object.Name, port.TargetPort.StrVal)
 				}
 			}
 		case *policyv1.PodDisruptionBudget:
-			err = selects("the PodDisruptionBudget", object.Spec.Selector, pod)
+			err = anySet("the PodDisruptionBudget", object.Spec.Selector, false)
 		case *networkingv1.NetworkPolicy:
-			err = selects("the NetworkPolicy", &object.Spec.PodSelector, pod)
+			err = anySet("the NetworkPolicy", &object.Spec.PodSelector, false)
 			for _, rule := range object.Spec.Ingress {
 				for _, port := range rule.Ports {
 					if err == nil && (port.Port == nil || !ports[port.Port.StrVal]) {
 						err = errors.New("the NetworkPolicy names a port that is not there")
+					}
+					if err == nil && port.Port.StrVal == "peer" {
+						err = checkPeers(rule, sets)
 					}
 				}
 			}
@@ -205,7 +297,21 @@ func checkRelease(all []runtime.Object) (*appsv1.StatefulSet, error) {
 			return nil, err
 		}
 	}
-	return members, nil
+	return found, nil
+}
+
+// checkPeers holds that members and observers reach each other's peer ports.
+func checkPeers(rule networkingv1.NetworkPolicyIngressRule, sets []*appsv1.StatefulSet) error {
+	for _, set := range sets {
+		admitted := false
+		for _, from := range rule.From {
+			admitted = admitted || from.PodSelector != nil && selects("", from.PodSelector, set.Spec.Template.Labels) == nil
+		}
+		if !admitted {
+			return fmt.Errorf("the NetworkPolicy keeps %s from the peer port", set.Name)
+		}
+	}
+	return nil
 }
 
 func checkStaticPod(t *tally, folder string) any {

@@ -1,3 +1,4 @@
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering::Relaxed};
 
 use api::Code;
@@ -19,6 +20,16 @@ pub struct MethodCounters {
     pub messages_received: AtomicU64,
     /// Number of messages sent.
     pub messages_sent: AtomicU64,
+}
+
+/// Bytes that clients of one group have sent and received over one shard, as their connections carry them, without what
+/// TLS and TCP add. Only the shard's thread writes them; any thread may read them.
+#[derive(Debug, Default)]
+pub struct TrafficCounters {
+    /// Number of bytes received from clients.
+    pub received: AtomicU64,
+    /// Number of bytes sent to clients.
+    pub sent: AtomicU64,
 }
 
 /// Counters of one shard, a thread of the front that serves connections. `front::Front::counters` returns
@@ -48,6 +59,9 @@ pub struct ShardCounters {
     pub too_many_pings: AtomicU64,
     /// Number of streams that were reset because data was buffered for them, and they made no progress.
     pub stalled_streams: AtomicU64,
+    /// Bytes of the clients of each zone that has networks; the index is that of the zone in
+    /// `stdx::zones::ZoneNetworks`.
+    pub zones: Vec<Arc<TrafficCounters>>,
 }
 
 impl ShardCounters {
@@ -65,7 +79,15 @@ impl ShardCounters {
             stands_still: AtomicBool::new(false),
             too_many_pings: AtomicU64::new(0),
             stalled_streams: AtomicU64::new(0),
+            zones: Vec::new(),
         }
+    }
+
+    /// Adds counters for the clients of this number of zones.
+    #[must_use]
+    pub fn with_zones(mut self, zones: usize) -> ShardCounters {
+        self.zones = (0..zones).map(|_| Arc::default()).collect();
+        self
     }
 
     fn method(&self, id: u16) -> &MethodCounters {

@@ -21,4 +21,4 @@ mod counters;
 pub use budget::{
     Account, AccountTurn, Budget, CONNECTION_BYTES, Charge, Held, KEY_BYTES, note_work, party, work_left,
 };
-pub use counters::{MethodCounters, ShardCounters, add};
+pub use counters::{MethodCounters, ShardCounters, TrafficCounters, add};

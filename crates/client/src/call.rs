@@ -23,11 +23,20 @@ pub struct CallOptions {
     pub timeout: Option<Duration>,
     /// Size limit of a response message in bytes. The limit of the transport applies if it is lower.
     pub message_bytes_max: usize,
+    /// Number of endpoints to pass over in the order of a client's [`crate::Preference`], for a caller that
+    /// makes a call again because it did not like the response. Clients without a preference, which use their
+    /// endpoints in turn anyway, ignore it.
+    pub passed_over: usize,
 }
 
 impl Default for CallOptions {
     fn default() -> CallOptions {
-        CallOptions { metadata: Vec::new(), timeout: None, message_bytes_max: i32::MAX as usize }
+        CallOptions {
+            metadata: Vec::new(),
+            timeout: None,
+            message_bytes_max: i32::MAX as usize,
+            passed_over: 0,
+        }
     }
 }
 

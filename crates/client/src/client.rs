@@ -2,7 +2,6 @@
 //! over the open connections, authenticates a user, and retries calls by the rules in `retry`. It knows
 //! nothing about the API's methods except which of them are safe to retry.
 
-use std::collections::HashMap;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 use std::time::Duration;
@@ -19,6 +18,7 @@ use crate::call::CallOptions;
 use crate::channel::Channel;
 use crate::endpoint::Endpoint;
 use crate::link::Link;
+use crate::preference::Preference;
 use crate::retry::{ATTEMPTS, Credentials, Verdict, pause, verdict};
 use crate::settings::{Settings, SettingsError};
 use crate::stream::Stream;
@@ -28,10 +28,11 @@ use crate::transport::Transport;
 /// Client of a cluster. Clones share the connections and the token; any number of tasks may make calls
 /// concurrently.
 ///
-/// The first call opens one connection per endpoint, and background tasks keep the connections open. If the
-/// settings name a zone, endpoints of other zones are connected only if needed. Calls are distributed round
-/// robin over the open connections. If none is open, a call waits for one until its deadline. Must be used in
-/// a tokio runtime.
+/// The first call opens one connection per endpoint, and background tasks keep the connections open. Calls are
+/// distributed round robin over the open connections. If the settings have a [`Preference`], a call uses only
+/// the endpoints of the lowest rank that have an open connection, and endpoints of higher ranks are connected
+/// only if needed; each repetition of a failed call goes on to the next endpoint in that order. If no connection
+/// is open, a call waits for one until its deadline. Must be used in a tokio runtime.
 #[derive(Clone)]
 pub struct Client {
     cluster: Arc<Cluster>,
@@ -52,8 +53,7 @@ struct Cluster {
     /// Locked while a token is requested, so that calls that need a token at the same time wait, and then use
     /// this token instead of requesting another one.
     authenticating: tokio::sync::Mutex<()>,
-    zone: Option<String>,
-    zones: RwLock<HashMap<String, String>>,
+    preference: Option<Preference>,
     dial_timeout: Option<Duration>,
 }
 
@@ -96,8 +96,7 @@ impl Client {
             given_token,
             token: Mutex::default(),
             authenticating: tokio::sync::Mutex::default(),
-            zone: settings.zone,
-            zones: RwLock::default(),
+            preference: settings.preference,
             dial_timeout: settings.dial_timeout.filter(|timeout| !timeout.is_zero()),
         };
         let client = Client { cluster: Arc::new(cluster), bound: None, require_leader: false, timeout: None };
@@ -172,10 +171,21 @@ impl Client {
         Ok(())
     }
 
-    /// Sets the zone of each endpoint's member. If the settings name a zone, calls use the endpoints of that
-    /// zone while one of them is connected, and other endpoints only if none is.
-    pub fn set_zones(&self, zones: HashMap<String, String>) {
-        *self.cluster.zones.write().unwrap_or_else(PoisonError::into_inner) = zones;
+    /// Returns true if the client prefers some endpoints to others ([`Preference`]).
+    pub fn has_preference(&self) -> bool {
+        self.bound.is_none() && self.cluster.preference.is_some()
+    }
+
+    /// Returns true if an endpoint of a lower rank than this one has a stable connection. Streams stay at the
+    /// endpoint at which they were opened; with this, their owner can tell that it is time to open them again.
+    pub fn is_outranked(&self, endpoint: &str) -> bool {
+        let Some(preference) = self.cluster.preference.as_ref().filter(|_| self.bound.is_none()) else {
+            return false;
+        };
+        let rank = preference.rank(endpoint);
+        let preferred = self.links().into_iter().filter(|link| preference.rank(&link.endpoint.text) < rank);
+        let mut preferred = preferred.inspect(|link| link.wake(&self.cluster.transport));
+        preferred.any(|link| link.channel().is_some() && link.error().is_none())
     }
 
     /// Calls a unary method.
@@ -210,8 +220,9 @@ impl Client {
             let seen = self.cluster.token().number;
             self.renew_token(seen, deadline).await?;
         }
+        let mut route = self.route(0);
         loop {
-            let channel = self.channel(deadline).await?;
+            let channel = self.channel(deadline, &mut route).await?.0;
             let options = CallOptions { metadata: self.metadata(rpc).1, ..CallOptions::default() };
             match channel.stream_with(rpc.path(), &options).await {
                 Ok((sender, receiver)) => return Ok(Stream::new(sender, receiver)),
@@ -246,7 +257,7 @@ impl Client {
     /// Returns `DeadlineExceeded` if no connection was opened in time.
     pub async fn peer(&self) -> Result<Option<PeerCertificates>, Status> {
         let deadline = self.timeout.map(|timeout| Instant::now() + timeout);
-        Ok(self.channel(deadline).await?.peer().cloned())
+        Ok(self.channel(deadline, &mut self.route(0)).await?.0.peer().cloned())
     }
 
     /// Returns the endpoints without a stable connection, with their last errors: endpoints that could not be
@@ -284,10 +295,11 @@ impl Client {
 
     async fn attempts(&self, rpc: Rpc, message: Bytes, deadline: Option<Instant>) -> Result<Bytes, Status> {
         let endpoints = self.links().len();
+        let mut route = self.route(0);
         let mut last = LATE;
         for attempt in 0..ATTEMPTS {
             until(deadline, sleep(pause(attempt, endpoints))).await?;
-            let channel = self.channel(deadline).await?;
+            let (channel, _) = self.channel(deadline, &mut route).await?;
             let (token, metadata) = self.metadata(rpc);
             let timeout = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             let options = CallOptions { metadata, timeout, ..CallOptions::default() };
@@ -369,14 +381,34 @@ impl Client {
         }
     }
 
-    /// Waits for an open connection and returns it. Successive calls of this function return the connections
-    /// in turn.
-    pub(crate) async fn channel(&self, deadline: Option<Instant>) -> Result<Channel, Status> {
+    /// Returns the order in which one call tries the endpoints. The first attempt passes over so many of the
+    /// preferred endpoints.
+    pub(crate) fn route(&self, passed_over: usize) -> Route {
+        let turn = self.cluster.turn.fetch_add(1, Ordering::Relaxed);
+        match self.cluster.preference {
+            Some(_) if self.bound.is_none() => {
+                Route { turn: turn.wrapping_sub(passed_over), next: passed_over }
+            }
+            _ => Route { turn, next: 0 },
+        }
+    }
+
+    /// Waits for an open connection and returns it with its endpoint. Each further call with the same route
+    /// returns the next connection of that route.
+    pub(crate) async fn channel(
+        &self,
+        deadline: Option<Instant>,
+        route: &mut Route,
+    ) -> Result<(Channel, Arc<Link>), Status> {
         let mut changes = self.cluster.changes.subscribe();
         loop {
             changes.mark_unchanged();
-            if let Some(channel) = self.choose() {
-                return Ok(channel);
+            if let Some((channel, link)) = self.choose(route) {
+                route.next += 1;
+                if let Some(preference) = self.cluster.preference.as_ref().filter(|_| self.bound.is_none()) {
+                    preference.count_attempt(&link.endpoint.text);
+                }
+                return Ok((channel, link));
             }
             until(deadline, changes.changed())
                 .await?
@@ -384,27 +416,39 @@ impl Client {
         }
     }
 
-    fn choose(&self) -> Option<Channel> {
+    fn choose(&self, route: &Route) -> Option<(Channel, Arc<Link>)> {
         let links = self.links();
-        let transport = &self.cluster.transport;
-        let (near, far) = match &self.cluster.zone {
-            Some(zone) if self.bound.is_none() => {
-                let zones = self.cluster.zones.read().unwrap_or_else(PoisonError::into_inner);
-                links.into_iter().partition(|link| zones.get(&link.endpoint.text) == Some(zone))
+        let preference = self.cluster.preference.as_ref().filter(|_| self.bound.is_none());
+        let rank = |link: &Arc<Link>| preference.map_or(0, |order| order.rank(&link.endpoint.text));
+        let mut ranked: Vec<(u32, Arc<Link>)> = links.into_iter().map(|link| (rank(&link), link)).collect();
+        ranked.sort_by_key(|(rank, _)| *rank);
+        // Open connections in the order of the route, up to the one to use now.
+        let mut order = Vec::new();
+        for equals in ranked.chunk_by(|one, other| one.0 == other.0) {
+            equals.iter().for_each(|(_, link)| link.wake(&self.cluster.transport));
+            let open = equals.iter().filter_map(|(_, link)| Some((link.channel()?, link.clone())));
+            let mut open: Vec<_> = open.collect();
+            if let Some(first) = route.turn.checked_rem(open.len()) {
+                open.rotate_left(first);
             }
-            _ => (links, Vec::new()),
-        };
-        near.iter().for_each(|link| link.wake(transport));
-        let turn = self.cluster.turn.fetch_add(1, Ordering::Relaxed);
-        if let Some(channel) = standing(&near, turn) {
-            return Some(channel);
+            order.append(&mut open);
+            let is_tried = || equals.iter().all(|(_, link)| link.was_tried());
+            if order.len() > route.next || order.is_empty() && !is_tried() {
+                break;
+            }
         }
-        if !near.iter().all(|link| link.was_tried()) {
-            return None;
-        }
-        far.iter().for_each(|link| link.wake(transport));
-        standing(&far, turn)
+        let at = route.next.checked_rem(order.len())?;
+        Some(order.swap_remove(at))
     }
+}
+
+/// Order in which one call tries the endpoints.
+#[derive(Debug)]
+pub(crate) struct Route {
+    /// Counter that decides which of the endpoints of the same rank is the first.
+    turn: usize,
+    /// Number of endpoints to pass over in the next attempt.
+    next: usize,
 }
 
 impl Cluster {
@@ -416,14 +460,6 @@ impl Cluster {
         // The token is always replaced as a whole, so a poisoned mutex still holds a valid value.
         self.token.lock().unwrap_or_else(PoisonError::into_inner)
     }
-}
-
-/// Returns one of the open connections, `None` if there is none. `turn` is a counter that selects the
-/// connections round robin.
-fn standing(links: &[Arc<Link>], turn: usize) -> Option<Channel> {
-    let channels: Vec<Channel> = links.iter().filter_map(|link| link.channel()).collect();
-    let at = turn.checked_rem(channels.len())?;
-    channels.into_iter().nth(at)
 }
 
 /// Status of a call whose time limit is exceeded.

@@ -2,6 +2,7 @@
 //! Each call carries the token and the deadline of the proxy's caller; the user and the token in the settings
 //! of the [`Client`] are not used.
 
+use std::sync::Arc;
 use std::time::Duration;
 
 use api::{Code, Rpc, Status};
@@ -10,7 +11,8 @@ use tokio::time::{Instant, sleep, timeout};
 
 use crate::call::{CallOptions, Receiver, Sender};
 use crate::channel::Channel;
-use crate::client::Client;
+use crate::client::{Client, Route};
+use crate::link::Link;
 use crate::retry::{ATTEMPTS, Credentials, Verdict, pause, verdict};
 
 /// Maximum time that a call waits for a connection, even without a deadline. Source: the dial timeout of
@@ -28,10 +30,11 @@ impl Client {
     pub async fn forward(&self, rpc: Rpc, options: &CallOptions, message: Bytes) -> Result<Bytes, Status> {
         let deadline = options.timeout.map(|timeout| Instant::now() + timeout);
         let endpoints = self.endpoint_count();
+        let mut route = self.route(options.passed_over);
         let mut last = Status::new(Code::Unavailable, "no attempt was made");
         for attempt in 0..ATTEMPTS {
             sleep_unless_zero(pause(attempt, endpoints)).await;
-            let channel = self.reachable(deadline).await?;
+            let (channel, _) = self.reachable(deadline, &mut route).await?;
             let timeout = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             let options = CallOptions { timeout, ..options.clone() };
             let failure = match channel.attempt(rpc.path(), &options, message.clone()).await {
@@ -57,25 +60,42 @@ impl Client {
         rpc: Rpc,
         options: &CallOptions,
     ) -> Result<(Sender, Receiver), Status> {
+        self.forward_stream_somewhere(rpc, options).await.map(|(sides, _)| sides)
+    }
+
+    /// Opens a streaming call as [`Client::forward_stream`] does, and also returns its endpoint.
+    ///
+    /// # Errors
+    /// Returns the errors of [`Client::forward_stream`].
+    pub async fn forward_stream_somewhere(
+        &self,
+        rpc: Rpc,
+        options: &CallOptions,
+    ) -> Result<((Sender, Receiver), String), Status> {
         let deadline = options.timeout.map(|timeout| Instant::now() + timeout);
         let endpoints = self.endpoint_count();
+        let mut route = self.route(options.passed_over);
         let mut last = Status::new(Code::Unavailable, "no attempt was made");
         for attempt in 0..ATTEMPTS {
             sleep_unless_zero(pause(attempt, endpoints)).await;
-            let channel = self.reachable(deadline).await?;
+            let (channel, link) = self.reachable(deadline, &mut route).await?;
             match channel.stream_with(rpc.path(), options).await {
                 // The connection broke after `reachable` had returned it. Try again, because the task that
                 // maintains the connection will soon open another one.
                 Err(status) if status.code == Code::Unavailable => last = status,
-                opened => return opened,
+                opened => return opened.map(|sides| (sides, link.endpoint.text.clone())),
             }
         }
         Err(last)
     }
 
     /// Returns an open connection. Waits for one until the deadline, but at most for [`CONNECTION_WAIT`].
-    async fn reachable(&self, deadline: Option<Instant>) -> Result<Channel, Status> {
-        match timeout(CONNECTION_WAIT, self.channel(deadline)).await {
+    async fn reachable(
+        &self,
+        deadline: Option<Instant>,
+        route: &mut Route,
+    ) -> Result<(Channel, Arc<Link>), Status> {
+        match timeout(CONNECTION_WAIT, self.channel(deadline, route)).await {
             Ok(found) => found,
             Err(_) => {
                 let why = self.dial_errors().into_iter().next().map(|(_, error)| error);

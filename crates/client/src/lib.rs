@@ -3,7 +3,7 @@
 //! Contents: [`Channel`] is one connection to one server (TCP or a Unix socket, with or without TLS) that
 //! carries messages as opaque bytes. [`Client`] makes calls to a cluster with the messages of the `api`
 //! crate: it keeps one connection to each endpoint, distributes calls round robin, retries them,
-//! authenticates a user, and prefers the endpoints of its zone. [`Watcher`], [`lease`] and the sessions,
+//! authenticates a user, and prefers endpoints as it is told ([`Preference`]). [`Watcher`], [`lease`] and the sessions,
 //! locks, elections and transactional memory of [`concurrency`] build on [`Client`]. [`discovery`] finds
 //! endpoints by DNS.
 //!
@@ -16,7 +16,7 @@
 //! * A call is sent a second time only if certainly no server has acted on the first request, or if a
 //!   repetition does no harm (the list is in `retry`).
 //! * While a connection to another endpoint is open, no call waits for an endpoint that cannot be reached,
-//!   except for the first attempt to connect to the endpoints of the client's zone.
+//!   except for the first attempt to connect to preferred endpoints.
 //! * Every task that this crate starts ends when the object for which it was started is dropped.
 //!
 //! Start reading with [`Client::call`] and [`Channel`]. Tests: `tests/it` runs against a small gRPC server
@@ -35,6 +35,7 @@ mod forward;
 pub mod lease;
 mod link;
 mod messages;
+mod preference;
 mod raw;
 mod retry;
 mod session;
@@ -49,6 +50,7 @@ pub use certificate::not_after;
 pub use channel::Channel;
 pub use client::{Client, shown, status_of_text};
 pub use endpoint::{Address, Endpoint, Security};
+pub use preference::Preference;
 pub use raw::RawConnection;
 pub use settings::{Settings, SettingsError};
 pub use stream::{Stream, StreamReceiver, StreamSender};

@@ -1,6 +1,7 @@
 use std::fmt;
 use std::time::Duration;
 
+use crate::preference::Preference;
 use crate::tls::{Tls, TlsError, TlsFiles};
 use crate::transport::{Keepalive, Transport};
 
@@ -31,9 +32,9 @@ pub struct Settings {
     /// Token that the caller supplies, such as a JWT; `None` if it supplies none. Cannot be combined with a
     /// user.
     pub token: Option<String>,
-    /// Zone of the client; `None` for none. Endpoints of members in this zone are preferred; see
-    /// [`crate::Client::set_zones`].
-    pub zone: Option<String>,
+    /// Order in which endpoints are preferred; `None` to use all of them in turn. Clients that are created from
+    /// clones of the settings share it.
+    pub preference: Option<Preference>,
 }
 
 impl fmt::Debug for Settings {
@@ -44,7 +45,7 @@ impl fmt::Debug for Settings {
             .field("dial_timeout", &self.dial_timeout)
             .field("user", &self.user.as_ref().map(|(name, _)| name))
             .field("has_token", &self.token.is_some())
-            .field("zone", &self.zone)
+            .field("preference", &self.preference)
             .finish_non_exhaustive()
     }
 }
@@ -63,7 +64,7 @@ impl Default for Settings {
             tls: None,
             user: None,
             token: None,
-            zone: None,
+            preference: None,
         }
     }
 }

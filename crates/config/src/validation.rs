@@ -303,8 +303,11 @@ fn zone_networks(settings: &Settings) -> Result<(ZoneNetworks, ZoneMemberList), 
         "only" => ZoneMemberList::Only,
         _ => ZoneMemberList::Off,
     };
-    if (list == ZoneMemberList::Off) != networks.is_empty() {
-        return Err(Refusal::invalid("--zone-networks and --zone-member-list need each other"));
+    if list != ZoneMemberList::Off && networks.is_empty() {
+        return Err(Refusal::invalid("--zone-member-list needs --zone-networks"));
+    }
+    if list == ZoneMemberList::Off && !networks.is_empty() && settings.get(table::ZONE).is_empty() {
+        return Err(Refusal::invalid("--zone-networks needs --zone or --zone-member-list"));
     }
     Ok((networks, list))
 }

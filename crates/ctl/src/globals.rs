@@ -7,7 +7,7 @@ use api::Rpc;
 use api::etcdserverpb as pb;
 use cli::{Failure, Flag, FlagRow, Io, Matches};
 use client::discovery::Resolver;
-use client::{Client, Settings, TlsFiles, shown};
+use client::{Client, Preference, Settings, TlsFiles, shown};
 use tokio::task::JoinSet;
 
 use crate::password;
@@ -218,9 +218,7 @@ impl Globals {
     /// # Errors
     /// Returns an error if a TLS file is not valid.
     pub(crate) fn settings(&self, endpoints: Vec<String>) -> Result<Settings, Failure> {
-        let zone = Some(self.zone.clone()).filter(|zone| !zone.is_empty());
-        let settings = self.settings_of(endpoints, &self.files, self.insecure_transport, &self.login)?;
-        Ok(Settings { zone, ..settings })
+        self.settings_of(endpoints, &self.files, self.insecure_transport, &self.login)
     }
 
     /// Returns settings like [`Globals::settings`], for another cluster with other credentials.
@@ -259,10 +257,13 @@ impl Globals {
     /// # Errors
     /// Returns the errors of [`Globals::settings`], or an error with exit code 2 if the user is refused.
     pub(crate) async fn connect(&self, endpoints: Vec<String>) -> Result<Client, Failure> {
-        let client = self.connected(self.settings(endpoints)?).await?;
-        if !self.zone.is_empty() {
-            client.set_zones(self.zones(&client).await);
+        let mut settings = self.settings(endpoints)?;
+        if self.zone.is_empty() {
+            return self.connected(settings).await;
         }
+        let preference = settings.preference.insert(Preference::default()).clone();
+        let client = self.connected(settings).await?;
+        preference.set(&self.near_endpoints(&client).await);
         Ok(client)
     }
 
@@ -285,9 +286,9 @@ impl Globals {
         self.clients.lock().unwrap_or_else(PoisonError::into_inner).clone()
     }
 
-    /// Returns the zone of each endpoint, as its member reports it. An endpoint is left out if its member
-    /// does not answer within the dial timeout, or reports no zone.
-    async fn zones(&self, client: &Client) -> HashMap<String, String> {
+    /// Returns the endpoints whose members report the zone of this client, with the first rank. An endpoint is
+    /// left out if its member does not answer within the dial timeout.
+    async fn near_endpoints(&self, client: &Client) -> HashMap<String, u32> {
         let mut asked = JoinSet::new();
         for endpoint in client.endpoints() {
             let one = client.at(&endpoint).within(self.dial_timeout);
@@ -297,8 +298,8 @@ impl Globals {
                 (endpoint, status.map(|status| status.zone).unwrap_or_default())
             });
         }
-        let stated = asked.join_all().await;
-        stated.into_iter().filter(|(_, zone)| !zone.is_empty()).collect()
+        let stated = asked.join_all().await.into_iter();
+        stated.filter(|(_, zone)| *zone == self.zone).map(|(endpoint, _)| (endpoint, 0)).collect()
     }
 }
 

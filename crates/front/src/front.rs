@@ -49,7 +49,8 @@ pub fn start(options: Options, listeners: Vec<Listener>, make_service: MakeServi
     let (shutdown, closing) = watch::channel(Shutdown::NotBegun);
     let closing = Closing(closing);
     let (ended_tx, ended) = mpsc::unbounded_channel::<()>();
-    let counters: Vec<_> = (0..shards).map(|_| Arc::new(ShardCounters::new(options.methods))).collect();
+    let counters_of_shard = || ShardCounters::new(options.methods).with_zones(options.zones.names().len());
+    let counters: Vec<_> = (0..shards).map(|_| Arc::new(counters_of_shard())).collect();
     let drains = Drains::new(&counters);
     let mut front = Front {
         shutdown,

@@ -16,7 +16,7 @@ use rustls::ServerConnection;
 use slab::Slab;
 use stdx::{First, race};
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
-use transport::{BufferPool, Ending};
+use transport::Ending;
 
 use crate::admissions::{Admission, Admissions};
 use crate::assembler::Assembler;
@@ -28,7 +28,7 @@ use crate::long_turns::LongTurns;
 use crate::rejections::Rejections;
 use crate::shard;
 use crate::shard_state::ShardState;
-use crate::socket::Wire;
+use crate::socket::{SocketShared, Wire};
 use crate::turnstile::Turnstile;
 use crate::{Options, Origin, Protocols, Service, connection};
 use accounting::{Budget, ShardCounters};
@@ -67,11 +67,11 @@ pub async fn serve_where_others_go_first(
 
 fn state(options: Options, long_turns: LongTurns) -> Rc<ShardState> {
     let options = Arc::new(options);
+    let counters = Arc::new(ShardCounters::new(options.methods).with_zones(options.zones.names().len()));
     Rc::new(ShardState {
-        counters: Arc::new(ShardCounters::new(options.methods)),
         http2: Arc::new(connection::engine_options(&options)),
         options: options.clone(),
-        pool: Rc::new(BufferPool::default()),
+        sockets: SocketShared::new(&options, &counters),
         closing: Cell::new(false),
         connections: RefCell::new(Slab::new()),
         clock: Clock::default(),
@@ -79,6 +79,7 @@ fn state(options: Options, long_turns: LongTurns) -> Rc<ShardState> {
         admissions: Rc::new(Admissions::new(Arc::new(Rejections::new(options.rejected.clone())))),
         turnstile: Turnstile::open(),
         long_turns,
+        counters,
     })
 }
 
@@ -120,7 +121,7 @@ impl<S: AsyncRead + AsyncWrite + Unpin> Secure<S> {
         };
         match met.await {
             Ok(session) => {
-                let stream = handshake.into_stream(Rc::new(BufferPool::default()), Ending::Any);
+                let stream = handshake.into_stream(Rc::default(), Ending::Any);
                 let admission = Admission { tls: listener.clone(), session };
                 Ok(Secure { wire: Wire::Tls(Box::new(stream)), admission })
             }

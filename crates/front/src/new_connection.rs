@@ -54,7 +54,7 @@ pub(crate) async fn begin<S: Transport + 'static>(
         Box::new(SecureState { registration, _held: account.hold(TLS_BYTES) })
     });
     let validity = secured.as_ref().map(|secured| secured.validity().clone());
-    let mut socket = Socket::new(wire, state.pool.clone());
+    let mut socket = Socket::new(wire, state.sockets.clone(), origin.peer.ip());
     let mut pass = Pass::default();
     // The first poll does not pass the turnstile, because the turnstile has just admitted the connection.
     let mut has_turn = true;

@@ -2,8 +2,10 @@ use std::fmt;
 use std::sync::Arc;
 use std::time::Duration;
 
-use crate::Rejection;
 use accounting::Budget;
+use stdx::zones::ZoneNetworks;
+
+use crate::Rejection;
 
 /// Limits and timeouts of a front. [`Options::default`] has etcd's default for each option that etcd has.
 #[derive(Clone)]
@@ -47,6 +49,9 @@ pub struct Options {
     pub waiting_requests_max: usize,
     /// Number of unsent bytes of one streaming call at which [`crate::Outbound::send`] begins to wait.
     pub stream_buffer_bytes_max: usize,
+    /// Networks of clients by zone. The bytes of the connections from each zone are counted
+    /// ([`accounting::ShardCounters::zones`]).
+    pub zones: ZoneNetworks,
     /// Time limit for the first bytes of a new connection, and in HTTP/1 for the headers and body of a
     /// request.
     pub first_bytes_timeout: Duration,
@@ -122,6 +127,7 @@ impl Default for Options {
             request_bytes_max: 256 * 1024 * 1024,
             waiting_requests_max: 10_000,
             stream_buffer_bytes_max: 512 * 1024,
+            zones: ZoneNetworks::default(),
             first_bytes_timeout: Duration::from_secs(10),
             request_timeout: Duration::from_secs(60),
             stall_timeout: Duration::from_secs(300),

@@ -10,7 +10,7 @@ use stdx::{First, race};
 use accounting::ShardCounters;
 use slab::Slab;
 use tokio::sync::{mpsc, watch};
-use transport::{BufferPool, Ending, TlsStream};
+use transport::{Ending, TlsStream};
 
 use crate::admissions::{Admission, Admissions};
 use crate::clock::Clock;
@@ -21,7 +21,7 @@ use crate::new_connection::begin;
 use crate::rejections::Rejections;
 use crate::shard_channels::{ConnectionTransfer, TlsState};
 use crate::shard_state::ShardState;
-use crate::socket::{Transport, Wire};
+use crate::socket::{SocketShared, Transport, Wire};
 use crate::turnstile::{Pass, Turnstile};
 use crate::{Options, Origin, Service, connection, http1, serving};
 
@@ -70,9 +70,9 @@ pub(crate) async fn run(
     let may_wait = (0..methods).map(|method| service.may_wait(method)).collect();
     let state = Rc::new(ShardState {
         http2: Arc::new(connection::engine_options(&options)),
+        sockets: SocketShared::new(&options, &counters[shard.id.0]),
         options,
         counters: counters[shard.id.0].clone(),
-        pool: Rc::new(BufferPool::default()),
         closing: Cell::new(false),
         connections: RefCell::new(Slab::new()),
         clock: Clock::default(),
@@ -111,7 +111,7 @@ pub(crate) async fn run(
                         Some(TlsState { connection: tls, records, admission }) => {
                             // The client may end the TLS connection without `close_notify`, because HTTP
                             // messages carry their own length.
-                            let pool = state.pool.clone();
+                            let pool = state.sockets.pool.clone();
                             let stream = TlsStream::new(stream, tls, records, pool, Ending::Any);
                             (Wire::Tls(Box::new(stream)), Some(admission))
                         }

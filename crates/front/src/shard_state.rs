@@ -7,13 +7,13 @@ use std::task::Waker;
 
 use accounting::ShardCounters;
 use slab::Slab;
-use transport::BufferPool;
 
 use crate::Options;
 use crate::admissions::Admissions;
 use crate::clock::Clock;
 use crate::drains::Departures;
 use crate::long_turns::LongTurns;
+use crate::socket::SocketShared;
 use crate::turnstile::Turnstile;
 
 /// State that the connections of one shard share.
@@ -22,7 +22,7 @@ pub(crate) struct ShardState {
     /// HTTP/2 limits for clients.
     pub(crate) http2: Arc<http2::Options>,
     pub(crate) counters: Arc<ShardCounters>,
-    pub(crate) pool: Rc<BufferPool>,
+    pub(crate) sockets: Rc<SocketShared>,
     pub(crate) closing: Cell<bool>,
     /// Wakers of all HTTP/2 connections: the clock wakes each at its alarm, and the beginning of a shutdown
     /// wakes all.

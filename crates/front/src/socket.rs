@@ -5,13 +5,20 @@
 
 use std::cell::RefCell;
 use std::io::{self, IoSlice};
+use std::net::IpAddr;
+use std::num::NonZeroU16;
 use std::pin::Pin;
 use std::rc::Rc;
+use std::sync::Arc;
 use std::task::{Context, Poll, ready};
 
+use accounting::{ShardCounters, TrafficCounters};
 use http2::{Output, PREFACE};
+use stdx::zones::ZoneNetworks;
 use tokio::io::{AsyncRead, AsyncWrite, ReadBuf};
 use transport::{BUFFER_BYTES, BufferPool, Buffers as _, Filled};
+
+use crate::Options;
 
 /// Bytes that an HTTP/2 connection may take from its client in one round, and that an HTTP/1 connection may
 /// read and write before other connections run.
@@ -33,7 +40,7 @@ impl<T: AsyncRead + AsyncWrite + Unpin> Transport for T {}
 #[derive(Debug)]
 pub(crate) struct Socket<S> {
     stream: Wire<S>,
-    pool: Rc<BufferPool>,
+    shared: Rc<SocketShared>,
     input: Option<Filled>,
     /// State for HTTP/1; `None` until the connection speaks HTTP/1.
     http1: Option<Box<Http1>>,
@@ -42,6 +49,18 @@ pub(crate) struct Socket<S> {
     drained: bool,
     /// Number of received bytes, modulo 2^32: only a change of the value matters.
     received_bytes: u32,
+    /// Number, from 1, of the zone of the client in [`SocketShared::zones`]; `None` for a client in no zone.
+    zone: Option<NonZeroU16>,
+}
+
+/// What the sockets of one shard share.
+#[derive(Debug, Default)]
+pub(crate) struct SocketShared {
+    pub(crate) pool: Rc<BufferPool>,
+    /// Networks of clients by zone, for the zone of a new client.
+    pub(crate) networks: ZoneNetworks,
+    /// Counters of the bytes of the clients of each zone, in the order of the zones in `networks`.
+    pub(crate) zones: Vec<Arc<TrafficCounters>>,
 }
 
 /// Additional socket state for HTTP/1.
@@ -62,8 +81,17 @@ impl Default for Http1 {
 }
 
 impl<S: Transport> Socket<S> {
-    pub(crate) fn new(stream: Wire<S>, pool: Rc<BufferPool>) -> Socket<S> {
-        Socket { stream, pool, input: None, http1: None, drained: false, received_bytes: 0 }
+    /// Creates a socket over the stream of a client with this address.
+    pub(crate) fn new(stream: Wire<S>, shared: Rc<SocketShared>, client: IpAddr) -> Socket<S> {
+        let at = shared.networks.index_of(client).and_then(|at| u16::try_from(at + 1).ok());
+        let zone = at.and_then(NonZeroU16::new);
+        Socket { stream, shared, input: None, http1: None, drained: false, received_bytes: 0, zone }
+    }
+
+    fn count_received(&self, n: usize) {
+        if let Some(counters) = self.shared.counters_of(self.zone) {
+            accounting::add(&counters.received, n as u64);
+        }
     }
 
     /// Begins a turn of an HTTP/2 connection, in which the stream may be read again.
@@ -115,7 +143,7 @@ impl<S: Transport> Socket<S> {
             && input.advance(n) == 0
             && let Some(input) = self.input.take()
         {
-            self.pool.give(input.buffer);
+            self.shared.pool.give(input.buffer);
         }
     }
 
@@ -125,7 +153,7 @@ impl<S: Transport> Socket<S> {
         if self.drained {
             return Poll::Pending;
         }
-        let mut input = self.input.take().unwrap_or_else(|| Filled::new(self.pool.take(), 0));
+        let mut input = self.input.take().unwrap_or_else(|| Filled::new(self.shared.pool.take(), 0));
         if input.at > 0 {
             input.buffer.copy_within(input.at..input.end, 0);
             (input.at, input.end) = (0, input.end - input.at);
@@ -138,11 +166,12 @@ impl<S: Transport> Socket<S> {
         if input.end > 0 {
             self.input = Some(input);
         } else {
-            self.pool.give(input.buffer);
+            self.shared.pool.give(input.buffer);
         }
         self.drained = polled.is_pending();
         ready!(polled)?;
         self.received_bytes = self.received_bytes.wrapping_add(n as u32);
+        self.count_received(n);
         // The cost includes a surplus for decryption, which can take longer than the number of bytes
         // suggests.
         Poll::Ready(Ok(if n == 0 { 0 } else { n + self.stream.take_surplus() }))
@@ -165,6 +194,7 @@ impl<S: Transport> Socket<S> {
                 return Poll::Ready(Err(io::ErrorKind::WriteZero.into()));
             }
             output.advance(n);
+            self.shared.count_sent(self.zone, n);
         }
         Poll::Ready(Ok(()))
     }
@@ -182,16 +212,20 @@ impl<S: Transport> Socket<S> {
                     return Poll::Ready(Ok(true));
                 }
             }
-            let mut input =
-                self.input.take().unwrap_or_else(|| Filled { buffer: self.pool.take(), at: 0, end: 0 });
+            let mut input = self.input.take().unwrap_or_else(|| Filled {
+                buffer: self.shared.pool.take(),
+                at: 0,
+                end: 0,
+            });
             let mut space = ReadBuf::new(&mut input.buffer[input.end..]);
             let polled = Pin::new(&mut self.stream).poll_read(cx, &mut space);
             let n = space.filled().len();
+            self.count_received(n);
             input.end += n;
             if input.end > 0 {
                 self.input = Some(input);
             } else {
-                self.pool.give(input.buffer);
+                self.shared.pool.give(input.buffer);
             }
             ready!(polled)?;
             if n == 0 {
@@ -230,11 +264,12 @@ impl<S: Transport> Socket<S> {
             }
             output.at += n;
             http1.sent_bytes += n as u64;
+            self.shared.count_sent(self.zone, n);
             http1.allowance = http1.allowance.saturating_sub(n);
             if output.at == output.end
                 && let Some(output) = http1.output.take()
             {
-                self.pool.give(output.buffer);
+                self.shared.pool.give(output.buffer);
             }
         }
         Poll::Ready(Ok(()))
@@ -245,7 +280,7 @@ impl<S: Transport> Socket<S> {
             ready!(self.poll_send(cx))?;
         }
         let http1 = self.http1.get_or_insert_default();
-        let output = http1.output.get_or_insert_with(|| Filled::new(self.pool.take(), 0));
+        let output = http1.output.get_or_insert_with(|| Filled::new(self.shared.pool.take(), 0));
         let mut gathered = 0;
         for part in parts {
             let n = part.len().min(output.buffer.len() - output.end);
@@ -257,7 +292,7 @@ impl<S: Transport> Socket<S> {
         if output.end == 0
             && let Some(output) = http1.output.take()
         {
-            self.pool.give(output.buffer);
+            self.shared.pool.give(output.buffer);
         }
         Poll::Ready(Ok(gathered))
     }
@@ -265,14 +300,15 @@ impl<S: Transport> Socket<S> {
     /// Reads bytes for HTTP/1.
     fn poll_take(&mut self, cx: &mut Context<'_>, into: &mut ReadBuf<'_>) -> Poll<io::Result<()>> {
         if self.input.is_none() {
-            let mut buffer = self.pool.take();
+            let mut buffer = self.shared.pool.take();
             let mut space = ReadBuf::new(&mut buffer);
             let polled = Pin::new(&mut self.stream).poll_read(cx, &mut space);
             let end = space.filled().len();
             if end == 0 {
-                self.pool.give(buffer);
+                self.shared.pool.give(buffer);
                 return polled;
             }
+            self.count_received(end);
             // The cost includes a surplus for decryption, which can take longer than the number of bytes
             // suggests.
             let http1 = self.http1.get_or_insert_default();
@@ -292,7 +328,7 @@ impl<S: Transport> Socket<S> {
     /// socket were closed with unread bytes, the kernel would send a reset, and the client could lose that
     /// frame.
     pub(crate) fn poll_discard(&mut self, cx: &mut Context<'_>) -> Poll<io::Result<()>> {
-        let mut buffer = self.pool.take();
+        let mut buffer = self.shared.pool.take();
         let result = loop {
             let mut space = ReadBuf::new(&mut buffer);
             match self.stream.poll_discard(cx, &mut space) {
@@ -300,7 +336,7 @@ impl<S: Transport> Socket<S> {
                 other => break other,
             }
         };
-        self.pool.give(buffer);
+        self.shared.pool.give(buffer);
         result
     }
 
@@ -311,11 +347,29 @@ impl<S: Transport> Socket<S> {
     }
 }
 
+impl SocketShared {
+    /// Returns what the sockets of a shard with these options and counters share.
+    pub(crate) fn new(options: &Options, counters: &ShardCounters) -> Rc<SocketShared> {
+        let (networks, zones) = (options.zones.clone(), counters.zones.clone());
+        Rc::new(SocketShared { pool: Rc::default(), networks, zones })
+    }
+
+    fn counters_of(&self, zone: Option<NonZeroU16>) -> Option<&TrafficCounters> {
+        self.zones.get(usize::from(zone?.get()) - 1).map(Arc::as_ref)
+    }
+
+    fn count_sent(&self, zone: Option<NonZeroU16>, n: usize) {
+        if let Some(counters) = self.counters_of(zone) {
+            accounting::add(&counters.sent, n as u64);
+        }
+    }
+}
+
 impl<S> Drop for Socket<S> {
     fn drop(&mut self) {
         let output = self.http1.take().and_then(|http1| http1.output);
         for filled in [self.input.take(), output].into_iter().flatten() {
-            self.pool.give(filled.buffer);
+            self.shared.pool.give(filled.buffer);
         }
     }
 }
@@ -382,7 +436,7 @@ mod tests {
         }
         let stream = Tape { bytes, at: 0 };
         let stream = TlsStream::new(stream, server, Records::default(), Rc::default(), Ending::Any);
-        let mut socket = Socket::new(Wire::Tls(Box::new(stream)), Rc::default());
+        let mut socket = Socket::new(Wire::Tls(Box::new(stream)), Rc::default(), [127, 0, 0, 1].into());
         let cx = &mut Context::from_waker(std::task::Waker::noop());
         let (mut taken, mut rounds) = (0, 0);
         while taken < ROUNDS {

@@ -2,6 +2,8 @@
 //! (`resolver`), and keeping the ownership of keys (`leasing`). The thread has its own connections to the
 //! members.
 
+use std::collections::hash_map::RandomState;
+use std::hash::{BuildHasher as _, Hasher as _};
 use std::io;
 
 use front::LocalBoxFuture;
@@ -44,4 +46,9 @@ impl Background {
         })?;
         Ok(Background { _running: running })
     }
+}
+
+/// Returns a random share of one, for pauses that must not end at the same time in all proxies.
+pub(crate) fn random_share() -> f64 {
+    (RandomState::new().build_hasher().finish() % 1_000) as f64 / 1_000.0
 }

@@ -32,6 +32,14 @@ pub(crate) mod gateway {
             Flag::list("endpoints", "127.0.0.1:2379", "comma separated etcd cluster endpoints");
         RETRY_DELAY: Duration =
             Flag::duration("retry-delay", "1m0s", "duration of delay before retrying failed endpoints");
+        ZONE: String =
+            Flag::text("zone", "", "zone of the proxy: use endpoints in this zone while one of them serves").hidden();
+        ZONE_NETWORKS: Vec<String> = Flag::list(
+            "zone-networks",
+            "",
+            "comma separated ZONE=ADDRESS/BITS: zones of endpoints, by their addresses"
+        )
+        .hidden();
     }
 
     pub(super) const START: Command<()> =
@@ -190,6 +198,14 @@ pub(crate) mod grpc_proxy {
             "4294967295",
             "Maximum concurrent streams that each client can open at a time."
         );
+        ZONE: String =
+            Flag::text("zone", "", "zone of the proxy: use endpoints in this zone while one of them serves").hidden();
+        ZONE_NETWORKS: Vec<String> = Flag::list(
+            "zone-networks",
+            "",
+            "comma separated ZONE=ADDRESS/BITS: zones of endpoints that do not state theirs, by their addresses"
+        )
+        .hidden();
     }
 
     pub(super) const START: Command<()> = Command {

@@ -7,18 +7,21 @@ use std::io;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 use std::sync::{Arc, Mutex, PoisonError};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use cli::Matches;
 use socket2::{SockRef, TcpKeepalive};
 use telemetry::logging::{Logger, Value};
 use tokio::net::{TcpListener, TcpStream, lookup_host};
 use tokio::sync::Semaphore;
+use tokio::task::JoinSet;
 use tokio::time::{sleep, timeout};
 
 use crate::Ready;
 use crate::commands::gateway as flags;
 use crate::discovery::Discovery;
+use crate::probes::ZoneOptions;
+use crate::proximity::RoundTrips;
 
 /// Bytes buffered per connection in each direction.
 const BUFFER_BYTES: usize = 16 * 1024;
@@ -31,6 +34,9 @@ const KEEPALIVE: Duration = Duration::from_secs(15);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Interval at which unreachable endpoints are tried again if `--retry-delay` is 0. Source: etcd.
 const RETRY_DELAY: Duration = Duration::from_secs(5 * 60);
+/// Interval at which an endpoint gets a connection that measures how long connecting takes, although others are
+/// closer.
+const MEASURE_INTERVAL: Duration = Duration::from_secs(60);
 /// Number of file descriptors that are reserved for purposes other than connections.
 const OTHER_FILES: usize = 32;
 /// Maximum number of open connections, even if the limit on open files allows more or is not known.
@@ -60,7 +66,10 @@ impl Remote {
 pub struct GatewayOptions {
     /// Endpoints to which connections are forwarded; not empty.
     pub remotes: Vec<Remote>,
-    /// Interval at which unreachable endpoints are tried again; zero for 5 minutes.
+    /// Zone of the gateway, whose endpoints it prefers, and the networks of the endpoints by zone.
+    pub zone: ZoneOptions,
+    /// Interval at which unreachable endpoints are tried again, and with a zone at which the addresses of all
+    /// endpoints are looked up again; zero for 5 minutes.
     pub retry_delay: Duration,
     /// Maximum number of open connections. Further connections are accepted only when open ones end; until
     /// then they wait in the kernel's queue.
@@ -70,16 +79,21 @@ pub struct GatewayOptions {
 /// State of a running gateway, shared by its connections.
 pub struct Gateway {
     remotes: Vec<Remote>,
+    zone: ZoneOptions,
     standing: Mutex<Standing>,
     retry_delay: Duration,
     connections: Arc<Semaphore>,
     logger: Logger,
 }
 
-/// Reachability of the endpoints, each at the same index as in [`Gateway::remotes`], and a counter for taking
+/// What is known about the endpoints, each at the same index as in [`Gateway::remotes`], and a counter for taking
 /// turns.
 struct Standing {
     active: Vec<bool>,
+    /// True for endpoints in the zone of the gateway; false for all without a zone.
+    near: Vec<bool>,
+    /// Times that connecting took, and when an endpoint was last picked to measure it. Only with a zone.
+    round_trips: Vec<(RoundTrips, Option<Instant>)>,
     turn: usize,
 }
 
@@ -92,10 +106,17 @@ impl fmt::Debug for Gateway {
 impl Gateway {
     /// Creates a gateway that has not accepted connections yet.
     pub fn new(options: GatewayOptions, logger: Logger) -> Arc<Gateway> {
-        let standing = Standing { active: vec![true; options.remotes.len()], turn: 0 };
+        let count = options.remotes.len();
+        let standing = Standing {
+            active: vec![true; count],
+            near: vec![false; count],
+            round_trips: vec![Default::default(); count],
+            turn: 0,
+        };
         let retry_delay = if options.retry_delay.is_zero() { RETRY_DELAY } else { options.retry_delay };
         Arc::new(Gateway {
             remotes: options.remotes,
+            zone: options.zone,
             standing: Mutex::new(standing),
             retry_delay,
             connections: Arc::new(Semaphore::new(options.connections_max.min(Semaphore::MAX_PERMITS))),
@@ -107,6 +128,9 @@ impl Gateway {
     pub async fn run(self: Arc<Gateway>, listener: TcpListener) {
         let addresses: Vec<&str> = self.remotes.iter().map(|remote| remote.address.as_str()).collect();
         self.logger.info("ready to proxy client requests", &[("endpoints", Value::List(&addresses))]);
+        if !self.zone.zone.is_empty() {
+            self.look_up_zones().await;
+        }
         tokio::spawn(self.clone().retry());
         loop {
             let Ok(place) = self.connections.clone().acquire_owned().await else { return };
@@ -130,8 +154,10 @@ impl Gateway {
     /// ends the same direction towards the other peer. If no endpoint is reachable, the connection is closed.
     async fn serve(&self, mut client: TcpStream) {
         while let Some(at) = self.pick(random()) {
+            let began = Instant::now();
             match dial(&self.remotes[at].address).await {
                 Ok(mut server) => {
+                    self.standing().round_trips[at].0.add(began.elapsed());
                     probe(&client);
                     probe(&server);
                     // An error can be ignored: it ends the forwarding, and the return closes both
@@ -161,21 +187,28 @@ impl Gateway {
     }
 
     /// Returns the index of the endpoint for the next connection; `None` if all endpoints are unreachable.
-    /// Of the reachable endpoints with the best priority, one is chosen at random by weight (RFC 2782). If
-    /// none of them has a weight, they take turns.
+    /// With a zone, endpoints in the zone are chosen while one of them is reachable. Of the reachable endpoints
+    /// with the best priority, one is chosen at random by weight (RFC 2782). If none of them has a weight, they
+    /// take turns; with a zone, those to which connecting takes long are left out.
     fn pick(&self, random: u64) -> Option<usize> {
         let mut standing = self.standing();
-        let active: Vec<usize> = (0..self.remotes.len()).filter(|at| standing.active[*at]).collect();
+        let mut active: Vec<usize> = (0..self.remotes.len()).filter(|at| standing.active[*at]).collect();
+        if active.iter().any(|at| standing.near[*at]) {
+            active.retain(|at| standing.near[*at]);
+        }
         let best = active.iter().map(|at| self.remotes[*at].priority).min()?;
         let candidates: Vec<usize> =
             active.into_iter().filter(|at| self.remotes[*at].priority == best).collect();
-        let (weighted, plain): (Vec<usize>, Vec<usize>) =
+        let (weighted, mut plain): (Vec<usize>, Vec<usize>) =
             candidates.into_iter().partition(|at| self.remotes[*at].weight > 0);
         let turn = standing.turn;
         // Records without a weight take turns: for all connections if no record has a weight, else for one
         // connection in a hundred.
         if weighted.is_empty() || (!plain.is_empty() && random.is_multiple_of(100)) {
             standing.turn = turn.wrapping_add(1);
+            if !self.zone.zone.is_empty() {
+                standing.leave_out_distant(&mut plain);
+            }
             return plain.get(turn.checked_rem(plain.len())?).copied();
         }
         let sum: u64 = weighted.iter().map(|at| u64::from(self.remotes[*at].weight)).sum();
@@ -188,10 +221,31 @@ impl Gateway {
         })
     }
 
+    /// Determines which endpoints are in the zone of the gateway, by their addresses. One whose name has no address
+    /// now stays where it was.
+    async fn look_up_zones(&self) {
+        let mut found = JoinSet::new();
+        for (at, remote) in self.remotes.iter().enumerate() {
+            let address = remote.address.clone();
+            found.spawn(async move {
+                let found = timeout(DIAL_TIMEOUT, lookup_host(address)).await;
+                (at, found.ok().and_then(Result::ok).map(Iterator::collect::<Vec<SocketAddr>>))
+            });
+        }
+        while let Some(found) = found.join_next().await {
+            let Ok((at, Some(addresses))) = found else { continue };
+            let zone = addresses.iter().find_map(|address| self.zone.networks.zone_of(address.ip()));
+            self.standing().near[at] = zone == Some(self.zone.zone.as_str());
+        }
+    }
+
     /// Periodically checks whether unreachable endpoints can be reached again.
     async fn retry(self: Arc<Gateway>) {
         loop {
             sleep(self.retry_delay).await;
+            if !self.zone.zone.is_empty() {
+                self.look_up_zones().await;
+            }
             let out: Vec<usize> = {
                 let standing = self.standing();
                 (0..self.remotes.len()).filter(|at| !standing.active[*at]).collect()
@@ -222,6 +276,24 @@ impl Gateway {
     fn standing(&self) -> std::sync::MutexGuard<'_, Standing> {
         // No code panics while it holds this lock, so poisoning is ignored.
         self.standing.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+}
+
+impl Standing {
+    /// Leaves only the endpoints to which connecting takes about as long as to the best of them. One that was not
+    /// measured for a while gets the next connection, and only that one, which measures it.
+    fn leave_out_distant(&mut self, endpoints: &mut Vec<usize>) {
+        let is_due = |(_, picked): &(RoundTrips, Option<Instant>)| {
+            picked.is_none_or(|picked| picked.elapsed() >= MEASURE_INTERVAL)
+        };
+        if let Some(due) = endpoints.iter().copied().find(|at| is_due(&self.round_trips[*at])) {
+            self.round_trips[due].1 = Some(Instant::now());
+            *endpoints = vec![due];
+            return;
+        }
+        let shortest = |at: &usize| self.round_trips[*at].0.shortest();
+        let Some(best) = endpoints.iter().filter_map(shortest).min() else { return };
+        endpoints.retain(|at| self.round_trips[*at].0.is_close(best));
     }
 }
 
@@ -260,6 +332,10 @@ pub(crate) fn command(matches: &Matches, ready: Ready<'_>) -> Result<(), String>
 }
 
 async fn start(matches: &Matches, logger: &Logger, ready: Ready<'_>) -> Result<(), String> {
+    let zone = ZoneOptions::read(matches.get(flags::ZONE), matches.get(flags::ZONE_NETWORKS))?;
+    if !zone.zone.is_empty() && zone.networks.is_empty() {
+        return Err("zone needs zone-networks, by which the zones of endpoints are known".to_owned());
+    }
     let trusted_ca = matches.get(flags::TRUSTED_CA_FILE);
     let discovery = Discovery {
         domain: matches.get(flags::DISCOVERY_SRV).to_owned(),
@@ -309,6 +385,7 @@ async fn start(matches: &Matches, logger: &Logger, ready: Ready<'_>) -> Result<(
     let files = telemetry::metrics::open_files_max().unwrap_or(usize::MAX);
     let options = GatewayOptions {
         remotes,
+        zone,
         retry_delay: matches.get(flags::RETRY_DELAY),
         // Half of the file descriptors, because each forwarded connection uses two sockets.
         connections_max: (files.saturating_sub(OTHER_FILES) / 2).clamp(1, CONNECTIONS_MAX),
@@ -356,9 +433,60 @@ mod tests {
         let logger =
             Logger::to(telemetry::logging::Level::Error, telemetry::logging::Format::Json, Vec::new());
         Gateway::new(
-            GatewayOptions { remotes, retry_delay: Duration::from_secs(60), connections_max: 1 },
+            GatewayOptions {
+                remotes,
+                zone: ZoneOptions::default(),
+                retry_delay: Duration::from_secs(60),
+                connections_max: 1,
+            },
             logger,
         )
+    }
+
+    fn in_zone(zone: &str, networks: &str, remotes: &[&str]) -> Arc<Gateway> {
+        let networks: Vec<String> = networks.split(',').map(str::to_owned).collect();
+        let logger =
+            Logger::to(telemetry::logging::Level::Error, telemetry::logging::Format::Json, Vec::new());
+        let zone = ZoneOptions::read(zone, &networks).unwrap();
+        let remotes = remotes.iter().map(|remote| Remote::new(*remote)).collect();
+        let retry_delay = Duration::from_secs(60);
+        let gateway = Gateway::new(GatewayOptions { remotes, zone, retry_delay, connections_max: 1 }, logger);
+        testkit::block_on(Duration::from_secs(30), gateway.look_up_zones());
+        gateway
+    }
+
+    #[test]
+    fn endpoints_of_the_zone_are_taken_while_one_is_reachable() {
+        let gateway =
+            in_zone("a", "a=127.1.0.0/16,b=127.2.0.0/16", &["127.2.0.1:1", "127.1.0.1:1", "127.1.0.2:1"]);
+        let picks = |count: usize| {
+            let mut picked: Vec<_> = (0..count).map(|_| gateway.pick(7)).collect();
+            picked.sort_unstable();
+            picked.dedup();
+            picked
+        };
+        assert_eq!(picks(6), [Some(1), Some(2)]);
+        gateway.standing().active[1] = false;
+        assert_eq!(picks(4), [Some(2)]);
+        gateway.standing().active[2] = false;
+        assert_eq!(picks(4), [Some(0)]);
+        gateway.standing().active[1] = true;
+        assert_eq!(picks(4), [Some(1)]);
+    }
+
+    #[test]
+    fn a_distant_endpoint_gets_only_the_connections_that_measure_it() {
+        let gateway = in_zone("a", "a=127.0.0.0/8", &["127.0.0.1:1", "127.0.0.2:1", "127.0.0.3:1"]);
+        assert_eq!([gateway.pick(7), gateway.pick(7), gateway.pick(7)], [Some(0), Some(1), Some(2)]);
+        for (at, micros) in [(0, 300), (1, 9_000), (2, 350)] {
+            gateway.standing().round_trips[at].0.add(Duration::from_micros(micros));
+        }
+        let picks: Vec<_> = (0..40).map(|_| gateway.pick(7).unwrap()).collect();
+        assert_eq!([0, 1, 2].map(|at| picks.iter().filter(|picked| **picked == at).count()), [20, 0, 20]);
+        let long_ago = Instant::now().checked_sub(MEASURE_INTERVAL);
+        gateway.standing().round_trips[1].1 = long_ago;
+        assert_eq!(gateway.pick(7), Some(1));
+        assert_ne!(gateway.pick(7), Some(1));
     }
 
     #[test]

@@ -6,7 +6,7 @@ use std::fs;
 use std::net::{SocketAddr, TcpListener};
 use std::rc::Rc;
 use std::sync::atomic::AtomicU64;
-use std::sync::{Arc, Mutex};
+use std::sync::{Arc, Mutex, mpsc};
 use std::time::{Duration, SystemTime};
 
 use accounting::Budget;
@@ -28,6 +28,7 @@ use crate::members::{Members, Order};
 use crate::metrics::Metrics;
 use crate::namespace::Namespace;
 use crate::pages::Pages;
+use crate::probes::{self, Probes, Standings};
 use crate::resolver::Resolver;
 use crate::service::{Proxy, Shared};
 use crate::{ProxyOptions, Ready, upstream};
@@ -41,6 +42,9 @@ const MESSAGE_BYTES_MAX: usize = 4 << 20;
 const BUDGET_BYTES: usize = 1 << 30;
 /// Number of file descriptors that are reserved for purposes other than connections of clients.
 const OTHER_FILES: usize = 64;
+
+/// Time that the start of a proxy with `--zone` waits for the first answers of its endpoints.
+const FIRST_ROUND_LIMIT: Duration = probes::LIMIT.saturating_mul(2);
 
 /// Pause before the read in [`wait_for_order`] is tried again. Source: etcd's proxy.
 const ORDER_PAUSE: Duration = Duration::from_secs(1);
@@ -96,13 +100,15 @@ impl GrpcProxy {
         );
         let endpoints = endpoints(options, logger)?;
         let member_tls = member_tls(options, logger)?;
-        let upstream = upstream::settings(options, endpoints.clone(), member_tls.clone());
+        let standings = (!options.members.zone.zone.is_empty()).then(Arc::<Standings>::default);
+        let preference = standings.as_ref().map(|standings| standings.preference.clone());
+        let upstream = upstream::settings(options, endpoints.clone(), member_tls.clone(), preference);
         // This client is only created to report faulty settings now, and is dropped. Each shard creates its
         // own client from the same settings.
         Client::new(upstream.clone()).map_err(fault)?;
         let own = own_settings(options, listen_tls.as_ref().map(|(tls, _)| tls.settings()))?;
 
-        let metrics = Arc::new(Metrics::default());
+        let metrics = Arc::new(Metrics { standings: standings.clone(), ..Metrics::default() });
         let namespace = Namespace::new(&options.namespace);
         let hub = {
             let upstream = upstream.clone();
@@ -132,7 +138,18 @@ impl GrpcProxy {
         if options.orders_reads {
             wait_for_order(&members, logger)?;
         }
-        let background = background(options, &shared, members.clone(), logger)?;
+        let (first_round, is_ranked) = mpsc::channel();
+        let probes = standings.map(|standings| Probes {
+            options: options.members.zone.clone(),
+            standings,
+            logger: logger.clone(),
+            auto_sync_interval: options.members.auto_sync_interval,
+            first_round,
+        });
+        let background = background(options, &shared, probes, members.clone(), logger)?;
+        // Ends when the sender is dropped: after the first round, or at once without probes. So the first calls go
+        // to the zone, too. If the round takes longer, calls go to all endpoints in turn until it ends.
+        let _ = is_ranked.recv_timeout(FIRST_ROUND_LIMIT);
         let transport = Transport { tls: member_tls, ..Transport::default() };
         let metrics_of = endpoints.first().cloned().unwrap_or_default();
         let auto_sync = options.members.auto_sync_interval;
@@ -234,6 +251,7 @@ pub(crate) fn command(matches: &Matches, ready: Ready<'_>) -> Result<(), String>
 fn background(
     options: &ProxyOptions,
     shared: &Shared,
+    probes: Option<Probes>,
     members: impl FnOnce() -> Members + Send + 'static,
     logger: &Logger,
 ) -> Result<Option<Background>, StartError> {
@@ -253,6 +271,7 @@ fn background(
     if let Some(leasing) = &shared.leasing {
         tasks.push(leasing.clone().task(logger.clone()));
     }
+    tasks.extend(probes.map(Probes::task));
     if tasks.is_empty() {
         return Ok(None);
     }

@@ -26,6 +26,7 @@ use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::task::{AbortHandle, LocalSet, spawn_local};
 use tokio::time::{sleep, timeout, timeout_at};
 
+use crate::background::random_share;
 use crate::metrics::Metrics;
 use crate::namespace::Namespace;
 use crate::outbox::Outbox;
@@ -34,6 +35,16 @@ use crate::watches::{BroadcastId, Caller, Effect, Group, StreamId, Watches};
 
 /// First and longest pause before a broken stream to a member is opened again.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(5), Duration::from_millis(500));
+/// Shortest pause before a stream checks if another endpoint is preferred to its own, and the time that is added to
+/// it at random, so that the streams of many proxies do not move to a member at the same time.
+const MOVE_PAUSE: (Duration, Duration) = (Duration::from_secs(5), Duration::from_secs(10));
+/// Returns the pause before a stream checks if another endpoint is preferred.
+fn move_pause() -> Duration {
+    MOVE_PAUSE.0 + MOVE_PAUSE.1.mul_f64(random_share())
+}
+
+/// Reason why a stream is closed that will be opened at a preferred endpoint.
+const MOVES: Status = Status::new(Code::Unavailable, "another endpoint is preferred");
 /// Interval at which an unanswered progress request is repeated, because an etcd member leaves some of these
 /// requests unanswered.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
@@ -239,8 +250,10 @@ impl Driver {
 
     /// Runs one stream to a member for the watch of a broadcast. Returns `Ok` when the broadcast has ended.
     async fn watch(self: &Rc<Driver>, id: BroadcastId, group: &Group, asked: &Notify) -> Result<(), Status> {
-        let (mut sender, mut receiver) =
-            self.client.forward_stream(Rpc::Watch, &options_of(&group.caller)).await?;
+        let ((mut sender, mut receiver), endpoint) =
+            self.client.forward_stream_somewhere(Rpc::Watch, &options_of(&group.caller)).await?;
+        let outranked = self.outranked(&endpoint);
+        let mut outranked = std::pin::pin!(outranked);
         let Some(start_revision) = self.watches.borrow().start_of(id) else { return Ok(()) };
         let create = WatchCreateRequest {
             key: group.key.clone(),
@@ -264,10 +277,12 @@ impl Driver {
             };
             let next = {
                 let message = std::pin::pin!(receiver.next());
-                race(message, std::pin::pin!(tick)).await
+                race(race(message, std::pin::pin!(tick)), outranked.as_mut()).await
             };
             match next {
-                First::Left(message) => {
+                // The broadcast opens its watch again, from the first revision that it has not received.
+                First::Right(()) => return Err(MOVES),
+                First::Left(First::Left(message)) => {
                     let message =
                         message?.ok_or(Status::new(Code::Unavailable, "the member ended the watches"))?;
                     let response = WatchResponse::decode(message).map_err(|error| {
@@ -280,9 +295,22 @@ impl Driver {
                         return Ok(());
                     }
                 }
-                First::Right(()) => {
+                First::Left(First::Right(())) => {
                     send(&mut sender, RequestUnion::ProgressRequest(WatchProgressRequest {})).await?;
                 }
+            }
+        }
+    }
+
+    /// Waits until another endpoint should be used than the one at which a stream was opened.
+    async fn outranked(&self, endpoint: &str) {
+        if !self.client.has_preference() {
+            return std::future::pending().await;
+        }
+        loop {
+            sleep(move_pause()).await;
+            if self.client.is_outranked(endpoint) {
+                return;
             }
         }
     }
@@ -366,11 +394,11 @@ impl Driver {
         }
     }
 
-    /// Runs one stream of renewals to a member. Returns `Ok` if the stream was closed because it was idle, or
-    /// if no stream could be opened; in that case the streams of the waiting clients were ended.
+    /// Runs one stream of renewals to a member. Returns `Ok` if the stream was closed because it was idle or
+    /// another endpoint is preferred, or if no stream could be opened; in that case the streams of the waiting clients were ended.
     async fn renew_on_stream(&self, caller: &Caller, lane: &Lane) -> Result<(), Status> {
-        let (mut sender, mut receiver) =
-            match self.client.forward_stream(Rpc::LeaseKeepAlive, &options_of(caller)).await {
+        let ((mut sender, mut receiver), endpoint) =
+            match self.client.forward_stream_somewhere(Rpc::LeaseKeepAlive, &options_of(caller)).await {
                 Ok(open) => open,
                 Err(status) => {
                     // Opening the stream took up to some seconds already, so do not let the clients wait for
@@ -384,9 +412,16 @@ impl Driver {
         // member's last response, or the time at which a renewal was sent while none was in flight. `None` if
         // no renewal is in flight.
         let mut waits_since: Option<tokio::time::Instant> = None;
+        let mut checked_next = Instant::now() + move_pause();
         loop {
             if !lane.renewals.borrow().has_asked() {
                 waits_since = None;
+                if checked_next <= Instant::now() {
+                    if self.client.is_outranked(&endpoint) {
+                        return Ok(());
+                    }
+                    checked_next = Instant::now() + move_pause();
+                }
             }
             let next = {
                 let answer = std::pin::pin!(async {

@@ -35,6 +35,8 @@ mod namespace;
 mod options;
 mod outbox;
 mod pages;
+mod probes;
+mod proximity;
 mod renewals;
 mod resolver;
 mod service;
@@ -52,6 +54,7 @@ pub use commands::{GATEWAY, GRPC_PROXY};
 pub use gateway::{Gateway, GatewayOptions, Remote};
 pub use grpc_proxy::{GrpcProxy, StartError};
 pub use options::{ListenOptions, MemberOptions, ProxyOptions};
+pub use probes::ZoneOptions;
 
 /// Function that the proxy calls once, as soon as clients can connect. It tells the service manager that the
 /// process is ready.

@@ -105,10 +105,11 @@ impl Members {
     ) -> Result<Bytes, Status> {
         let told = order.0.load(Relaxed);
         for round in 0..ROUNDS {
-            // The client sends consecutive calls to its endpoints in turn, so this loop asks each endpoint
-            // about once.
-            for _ in 0..self.client.endpoints().len().max(1) {
-                let answer = self.client.forward(rpc, options, message.clone()).await?;
+            // The client sends consecutive calls to its endpoints in turn, or passes over those that it
+            // prefers, so this loop asks each endpoint about once.
+            for passed_over in 0..self.client.endpoints().len().max(1) {
+                let options = CallOptions { passed_over, ..options.clone() };
+                let answer = self.client.forward(rpc, &options, message.clone()).await?;
                 let revision = decode_answer::<Headed>(&answer)?.header.unwrap_or_default().revision;
                 if revision >= told {
                     order.0.fetch_max(revision, Relaxed);

@@ -7,6 +7,9 @@ use std::sync::{Arc, OnceLock};
 use accounting::ShardCounters;
 use api::{Code, Kind, METHODS};
 
+use crate::probes::Standings;
+use crate::proximity::Standing;
+
 /// Counters of the proxy, written by all threads.
 #[derive(Debug, Default)]
 pub(crate) struct Metrics {
@@ -21,6 +24,8 @@ pub(crate) struct Metrics {
     pub(crate) cache_hits: AtomicU64,
     /// Number of serializable reads that the cache could not answer.
     pub(crate) cache_misses: AtomicU64,
+    /// Endpoints in their order of preference; `None` for a proxy without a zone.
+    pub(crate) standings: Option<Arc<Standings>>,
     /// Counters of the gRPC server that serves clients, one per shard. They are set when the server has
     /// started.
     pub(crate) front: OnceLock<Vec<Arc<ShardCounters>>>,
@@ -54,6 +59,9 @@ impl Metrics {
             i128::from(self.watchers_coalescing.load(Relaxed)),
         );
         self.calls(&mut out);
+        if let Some(standings) = &self.standings {
+            endpoints(&mut out, standings);
+        }
         out
     }
 
@@ -112,4 +120,47 @@ impl Metrics {
             }
         }
     }
+}
+
+/// Appends the metrics of the endpoints of a proxy with a zone.
+fn endpoints(out: &mut String, standings: &Standings) {
+    let (last, attempts) = (standings.last(), standings.preference.attempts());
+    let mut family = |name: &str, kind: &str, help: &str, value: &dyn Fn(&Standing) -> Option<f64>| {
+        let _ = writeln!(out, "# HELP {name} {help}\n# TYPE {name} {kind}");
+        for standing in &last {
+            if let Some(value) = value(standing) {
+                let (endpoint, zone) = (escaped(&standing.endpoint), escaped(&standing.zone));
+                let _ = writeln!(out, "{name}{{endpoint=\"{endpoint}\",zone=\"{zone}\"}} {value}");
+            }
+        }
+    };
+    family(
+        "mainstay_grpc_proxy_endpoint_calls_total",
+        "counter",
+        "Calls and streams for which this endpoint was chosen, with repetitions.",
+        &|standing| attempts.get(&standing.endpoint).map(|calls| *calls as f64),
+    );
+    family(
+        "mainstay_grpc_proxy_endpoint_rank",
+        "gauge",
+        "Place in the order of preference: 0 and 1 in the zone of the proxy, 2 and 3 in others, 4 if it does not serve.",
+        &|standing| Some(f64::from(standing.rank)),
+    );
+    family(
+        "mainstay_grpc_proxy_endpoint_round_trip_seconds",
+        "gauge",
+        "Shortest of the last five round trips.",
+        &|standing| standing.round_trip.map(|round_trip| round_trip.as_secs_f64()),
+    );
+    let name = "mainstay_grpc_proxy_preference_changes_total";
+    let changes = standings.changes.load(Relaxed);
+    let _ = writeln!(
+        out,
+        "# HELP {name} Times that the endpoints which are used have changed.\n# TYPE {name} counter\n{name} {changes}"
+    );
+}
+
+/// Escapes the value of a label.
+fn escaped(text: &str) -> String {
+    text.replace('\\', "\\\\").replace('"', "\\\"").replace('\n', "\\n")
 }

@@ -9,6 +9,7 @@ use tls::Version;
 
 use crate::commands::grpc_proxy as flags;
 use crate::discovery::Discovery;
+use crate::probes::ZoneOptions;
 
 /// Settings of a gRPC proxy.
 #[derive(Clone, Debug)]
@@ -87,6 +88,8 @@ pub struct MemberOptions {
     pub send_bytes_max: usize,
     /// Largest response of a member, in bytes.
     pub receive_bytes_max: usize,
+    /// Zone of the proxy, whose endpoints it prefers.
+    pub zone: ZoneOptions,
     /// TLS files for connections to members. If `None`, only endpoints with the scheme `https` use TLS, and
     /// the system's authorities are trusted.
     pub tls: Option<TlsFiles>,
@@ -119,6 +122,7 @@ impl ProxyOptions {
                 permit_without_stream: false,
                 send_bytes_max: 1_572_864,
                 receive_bytes_max: i32::MAX as usize,
+                zone: ZoneOptions::default(),
                 tls: None,
                 renewal_limit: Duration::from_secs(10),
             },
@@ -197,6 +201,7 @@ impl ProxyOptions {
                 permit_without_stream: matches.get(flags::PERMIT_WITHOUT_STREAM),
                 send_bytes_max: bytes(flags::MAX_SEND_BYTES, defaults.send_bytes_max),
                 receive_bytes_max: bytes(flags::MAX_RECV_BYTES, defaults.receive_bytes_max),
+                zone: ZoneOptions::read(matches.get(flags::ZONE), matches.get(flags::ZONE_NETWORKS))?,
                 tls: Some(member_tls).filter(TlsFiles::is_given),
                 renewal_limit: defaults.renewal_limit,
             },

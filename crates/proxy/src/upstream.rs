@@ -4,7 +4,7 @@
 use std::time::{Duration, Instant};
 
 use api::{Kind, Rpc};
-use client::{CallOptions, Settings, Tls};
+use client::{CallOptions, Preference, Settings, Tls};
 use front::Head;
 use http::{HeaderName, HeaderValue};
 
@@ -21,7 +21,12 @@ pub(crate) const CREDENTIALS: [&str; 2] = ["token", "authorization"];
 const PASSED_ON: [&str; 4] = [CREDENTIALS[0], CREDENTIALS[1], "hasleader", "client-api-version"];
 
 /// Returns the settings of the connections to members.
-pub(crate) fn settings(options: &ProxyOptions, endpoints: Vec<String>, tls: Option<Tls>) -> Settings {
+pub(crate) fn settings(
+    options: &ProxyOptions,
+    endpoints: Vec<String>,
+    tls: Option<Tls>,
+    preference: Option<Preference>,
+) -> Settings {
     Settings {
         dial_timeout: Some(DIAL_TIMEOUT),
         keepalive_time: options.members.keepalive_time,
@@ -29,6 +34,7 @@ pub(crate) fn settings(options: &ProxyOptions, endpoints: Vec<String>, tls: Opti
         keepalive_without_calls: options.members.permit_without_stream,
         send_bytes_max: options.members.send_bytes_max,
         receive_bytes_max: options.members.receive_bytes_max,
+        preference,
         tls,
         ..Settings::of(endpoints)
     }

@@ -571,6 +571,7 @@ fn front_options(config: &Config, shards: usize, segments: usize) -> Result<fron
         keepalive_interval: config.clients.keepalive_interval,
         keepalive_timeout: config.clients.keepalive_timeout,
         keepalive_min_time: config.clients.keepalive_min_time,
+        zones: config.zone_networks.0.clone(),
         ..defaults
     })
 }

@@ -53,7 +53,12 @@ impl Network {
 
 /// The networks of clients by zone.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
-pub struct ZoneNetworks(Vec<(String, Network)>);
+pub struct ZoneNetworks {
+    /// Names of the zones, each once, in the order in which the list names them first.
+    names: Vec<String>,
+    /// The networks, those with the most bits first, each with the index of its zone in `names`.
+    networks: Vec<(usize, Network)>,
+}
 
 /// Error of a zone or of a network in a list.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -95,7 +100,7 @@ impl ZoneNetworks {
     ///
     /// Returns an error that names the first item that is not valid.
     pub fn parse(items: &[String]) -> Result<ZoneNetworks, ZoneError> {
-        let mut networks = Vec::with_capacity(items.len());
+        let (mut names, mut networks) = (Vec::<String>::new(), Vec::with_capacity(items.len()));
         for item in items.iter().filter(|item| !item.is_empty()) {
             let refused = |why| ZoneError { item: item.clone(), why };
             let (zone, network) = item.split_once('=').ok_or_else(|| refused("is not ZONE=ADDRESS/BITS"))?;
@@ -104,21 +109,36 @@ impl ZoneNetworks {
             if zone.is_empty() {
                 return Err(refused("names no zone"));
             }
-            networks.push((zone.to_owned(), network));
+            let at = names.iter().position(|name| name == zone).unwrap_or_else(|| {
+                names.push(zone.to_owned());
+                names.len() - 1
+            });
+            networks.push((at, network));
         }
         // The network with the most bits decides.
         networks.sort_by_key(|(_, network)| std::cmp::Reverse(network.bits));
-        Ok(ZoneNetworks(networks))
+        Ok(ZoneNetworks { names, networks })
     }
 
     /// Returns the zone of a client; `None` if its address is in none of the networks.
     pub fn zone_of(&self, address: IpAddr) -> Option<&str> {
-        self.0.iter().find(|(_, network)| network.contains(address)).map(|(zone, _)| zone.as_str())
+        self.index_of(address).map(|at| self.names[at].as_str())
+    }
+
+    /// Returns the index in [`ZoneNetworks::names`] of the zone of a client; `None` if its address is in none
+    /// of the networks.
+    pub fn index_of(&self, address: IpAddr) -> Option<usize> {
+        self.networks.iter().find(|(_, network)| network.contains(address)).map(|(at, _)| *at)
+    }
+
+    /// Returns the names of the zones that have networks, each once.
+    pub fn names(&self) -> &[String] {
+        &self.names
     }
 
     /// Returns true if there are no networks.
     pub fn is_empty(&self) -> bool {
-        self.0.is_empty()
+        self.networks.is_empty()
     }
 }
 
@@ -142,6 +162,18 @@ mod tests {
         assert_eq!(zone("192.168.0.1"), None);
         assert_eq!(parse("a=0.0.0.0/0").expect("sound").zone_of([1, 2, 3, 4].into()), Some("a"));
         assert!(parse("").expect("sound").is_empty());
+    }
+
+    #[test]
+    fn zones_are_numbered_once_however_many_networks_they_have() {
+        let networks = parse("b=10.0.0.0/8,a=10.1.0.0/16,b=10.2.0.0/16").expect("sound");
+        assert_eq!(networks.names(), ["b", "a"]);
+        let index = |address: [u8; 4]| networks.index_of(address.into());
+        assert_eq!(
+            [index([10, 9, 0, 1]), index([10, 1, 0, 1]), index([10, 2, 0, 1])],
+            [Some(0), Some(1), Some(0)]
+        );
+        assert_eq!(index([11, 0, 0, 1]), None);
     }
 
     #[test]

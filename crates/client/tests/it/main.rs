@@ -4,12 +4,12 @@ mod calls;
 mod concurrency;
 mod discovery;
 mod lease;
+mod preference;
 mod server;
 mod store;
 mod tls;
 mod users;
 mod watcher;
-mod zones;
 
 use std::time::Duration;
 

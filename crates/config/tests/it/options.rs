@@ -225,6 +225,9 @@ fn refusals_are_as_expected() {
         --experimental-initial-corrupt-check --feature-gates=InitialCorruptCheck=true
         --experimental-warning-apply-duration=x
         ETCD_ADVERTISE_CLIENT_URL=http://a:1 --listen-client-urls=http://127.0.0.1:1
+        --zone-member-list=only
+        --zone-networks=a=10.0.0.0/8
+        --zone-networks=a=10.0.0.0/33 --zone-member-list=only
         gateway start
         grpc-proxy start
     ";

@@ -22,7 +22,8 @@ async fn connections(member: &Member, words: &[&str]) -> Output {
     tokio::task::spawn_blocking(move || command.output().expect("it runs")).await.expect("it ends")
 }
 
-fn metric(member: &Member, name: &str) -> u64 {
+/// Returns the value of a series of the metrics of a member.
+pub fn metric(member: &Member, name: &str) -> u64 {
     let page = http1::get(member.client_address(), "/metrics");
     let line = page.text().lines().find_map(|line| line.strip_prefix(name)?.strip_prefix(' '));
     line.and_then(|value| value.parse().ok()).expect("the metric is there")

@@ -88,6 +88,8 @@ mod proxy;
 #[cfg(feature = "full")]
 mod proxy_layers;
 #[cfg(feature = "full")]
+mod proxy_zones;
+#[cfg(feature = "full")]
 mod resources;
 #[cfg(feature = "full")]
 mod restart;

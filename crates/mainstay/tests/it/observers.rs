@@ -8,6 +8,7 @@ use testkit::eventually;
 
 use crate::client::Client;
 use crate::cluster::{Cluster, PATIENCE};
+use crate::drains::metric;
 use crate::member::{READY, binary};
 use crate::{filler, run};
 
@@ -259,7 +260,9 @@ fn clients_of_a_zone_are_shown_what_is_in_it() {
         let mut cluster = Cluster::start("zoned", 1, &networks);
         let member = cluster.client(0).await;
         let names = async |client: &Client| -> Vec<String> {
-            client.members().await.expect("lists are served").into_iter().map(|member| member.name).collect()
+            let members = client.members().await.expect("lists are served").into_iter();
+            // Clients that sync their endpoints use no others.
+            members.filter(|member| !member.is_learner).map(|member| member.name).collect()
         };
         assert_eq!(names(&member).await, ["m0"], "nothing is connected in their zone");
         let at = cluster.add_slot();
@@ -280,5 +283,39 @@ fn clients_of_a_zone_are_shown_what_is_in_it() {
             (names(&member).await == ["m0"]).then_some(())
         })
         .await;
+    });
+}
+
+#[test]
+fn bytes_of_clients_in_another_zone_are_counted() {
+    run(async {
+        let cluster = Cluster::start("counted", 1, &["--zone=a", "--zone-networks=b=127.0.0.0/8"]);
+        let member = cluster.member(0);
+        let counted = |from: &str, to: &str| {
+            let labels = format!("{{from=\"{from}\",to=\"{to}\",with=\"clients\"}}");
+            metric(member, &format!("mainstay_cross_zone_bytes_total{labels}"))
+        };
+        let client = cluster.client(0).await;
+        assert_eq!(
+            client.members().await.expect("lists are served").len(),
+            1,
+            "the list is as without networks"
+        );
+        let (sent, received) = (counted("a", "b"), counted("b", "a"));
+        client.put("k", filler(1, 100_000)).await.expect("writes are served");
+        // The pages are served on the same address, to the same zone.
+        let received_later = counted("b", "a");
+        assert!((100_000..200_000).contains(&(received_later - received)), "{received} {received_later}");
+        client.get("k").await.expect("reads are served").expect("it exists");
+        let later = counted("a", "b");
+        assert!((100_000..1_000_000).contains(&(later - sent)), "{sent} {later}");
+        // A client in the zone of the member costs nothing.
+        let near =
+            Cluster::start("counted-near", 1, &["--zone=b", "--zone-networks=b=127.0.0.0/8,c=10.0.0.0/8"]);
+        near.client(0).await.put("k", "v").await.expect("writes are served");
+        let page = testkit::http1::get(near.member(0).client_address(), "/metrics");
+        let page = page.text();
+        assert!(page.contains("{from=\"b\",to=\"c\",with=\"clients\"} 0\n"), "no client is in that zone");
+        assert!(!page.contains("from=\"b\",to=\"b\""), "{page}");
     });
 }

@@ -25,7 +25,7 @@ use crate::tls::https;
 
 /// A gRPC proxy that runs as a separate process.
 pub struct Proxy {
-    process: Member,
+    pub process: Member,
     pub address: SocketAddr,
 }
 
@@ -58,7 +58,7 @@ fn address_in(line: &str) -> SocketAddr {
 }
 
 /// Returns the events of the next response that has any, as `key=value@revision`.
-async fn next_events(watch: &mut Watch) -> Vec<String> {
+pub async fn next_events(watch: &mut Watch) -> Vec<String> {
     loop {
         let response = watch.next().await.expect("the watch stands");
         assert!(!response.canceled, "{response:?}");

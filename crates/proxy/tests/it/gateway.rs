@@ -1,11 +1,12 @@
 //! The TCP gateway, between sockets of the test.
 
-use std::net::SocketAddr;
+use std::net::{Ipv4Addr, SocketAddr};
 use std::time::Duration;
 
-use proxy::{Gateway, GatewayOptions, Remote};
+use proxy::{Gateway, GatewayOptions, Remote, ZoneOptions};
+use stdx::zones::ZoneNetworks;
 use telemetry::logging::{Format, Level, Logger};
-use testkit::ports::free_address;
+use testkit::ports::{free_address, free_address_of};
 use tokio::io::{AsyncReadExt as _, AsyncWriteExt as _};
 use tokio::net::{TcpListener, TcpStream};
 
@@ -13,10 +14,15 @@ const LIMIT: Duration = Duration::from_secs(30);
 
 /// Starts a gateway to these endpoints; returns its address.
 async fn gateway(endpoints: &[SocketAddr], connections_max: usize) -> SocketAddr {
+    gateway_in(ZoneOptions::default(), endpoints, connections_max).await
+}
+
+async fn gateway_in(zone: ZoneOptions, endpoints: &[SocketAddr], connections_max: usize) -> SocketAddr {
     let listener = TcpListener::bind("127.0.0.1:0").await.unwrap();
     let address = listener.local_addr().unwrap();
     let options = GatewayOptions {
         remotes: endpoints.iter().map(|address| Remote::new(address.to_string())).collect(),
+        zone,
         retry_delay: Duration::from_millis(5),
         connections_max,
     };
@@ -72,6 +78,34 @@ fn an_endpoint_that_is_down_is_left_out_until_it_is_back() {
         tokio::spawn(greet(TcpListener::bind(down).await.unwrap(), b'b'));
         // The endpoint is tried again every few milliseconds.
         while greeting(gateway).await != Some(b'b') {}
+    });
+}
+
+#[test]
+fn endpoints_of_another_zone_serve_only_while_none_of_the_own_can_be_reached() {
+    testkit::block_on(LIMIT, async {
+        let near = free_address_of(Ipv4Addr::new(127, 1, 0, 1));
+        let far = TcpListener::bind("127.2.0.1:0").await.unwrap();
+        let networks = ["a=127.1.0.0/16".to_owned(), "b=127.2.0.0/16".to_owned()];
+        let zone = ZoneOptions { zone: "a".to_owned(), networks: ZoneNetworks::parse(&networks).unwrap() };
+        let first = TcpListener::bind(near).await.unwrap();
+        let gateway = gateway_in(zone, &[far.local_addr().unwrap(), near], 10).await;
+        tokio::spawn(greet(far, b'f'));
+        let serving = tokio::spawn(greet(first, b'n'));
+        for _ in 0..6 {
+            assert_eq!(greeting(gateway).await, Some(b'n'));
+        }
+        serving.abort();
+        assert!(serving.await.is_err_and(|ended| ended.is_cancelled()));
+        // The listener is closed, so connecting to it fails and the next endpoint is taken.
+        for _ in 0..6 {
+            assert_eq!(greeting(gateway).await, Some(b'f'));
+        }
+        tokio::spawn(greet(TcpListener::bind(near).await.unwrap(), b'n'));
+        while greeting(gateway).await != Some(b'n') {}
+        for _ in 0..6 {
+            assert_eq!(greeting(gateway).await, Some(b'n'));
+        }
     });
 }
 

@@ -35,6 +35,7 @@ pub fn scrape(shared: &Shared, counters: &FrontCounters, tells_names: bool) -> S
     // names could write the names that this scrape has copied.
     let counters = counters.0.lock().unwrap_or_else(PoisonError::into_inner);
     copy_front(&shared.diagnostics.metrics, &counters);
+    copy_zones_of_clients(shared, &counters);
     copy_log(&shared.diagnostics.metrics, shared.data.values.figures());
     shared.diagnostics.metrics.disk.core_lent_to_log.raise_to(shared.core.lent_to_log.load(Relaxed));
     copy_state(shared, &shared.state.load());
@@ -79,6 +80,22 @@ fn copy_front(metrics: &Metrics, shards: &[Arc<ShardCounters>]) {
     metrics.network.client_grpc_received_bytes.raise_to(sum(|shard| shard.bytes_received.load(Relaxed)));
     metrics.network.client_grpc_sent_bytes.raise_to(sum(|shard| shard.bytes_sent.load(Relaxed)));
     metrics.network.connections_drained.raise_to(sum(|shard| shard.connections_drained.load(Relaxed)));
+}
+
+/// Adds up the bytes of clients in other zones. A member without a zone has none that are other.
+fn copy_zones_of_clients(shared: &Shared, shards: &[Arc<ShardCounters>]) {
+    let own = shared.member.zone.as_str();
+    if own.is_empty() {
+        return;
+    }
+    let to = &shared.diagnostics.metrics.network.cross_zone_bytes;
+    for (at, zone) in shared.clients.zones.0.names().iter().enumerate().filter(|(_, zone)| *zone != own) {
+        let counted = || shards.iter().filter_map(|shard| shard.zones.get(at));
+        let sent = counted().map(|zone| zone.sent.load(Relaxed)).sum();
+        let received = counted().map(|zone| zone.received.load(Relaxed)).sum();
+        to.with(&[own, zone, "clients"]).raise_to(sent);
+        to.with(&[zone, own, "clients"]).raise_to(received);
+    }
 }
 
 fn copy_log(metrics: &Metrics, figures: &log::Figures) {

@@ -91,7 +91,7 @@ pub(super) async fn member_list(call: &mut Call, message: Bytes) -> Result<Answe
     let state = call.services.state();
     let header = Some(call.services.header(Revision(0), &state));
     let (networks, list) = &call.shared().clients.zones;
-    let members = match networks.zone_of(call.peer.ip()) {
+    let members = match networks.zone_of(call.peer.ip()).filter(|_| *list != ZoneMemberList::Off) {
         Some(zone) => zone_members(call.shared(), messages_of(&state), zone, *list),
         None => messages_of(&state),
     };
@@ -123,7 +123,9 @@ fn zone_members(
     near.extend(shared.cluster.own_card().filter(|card| card.zone == zone).map(observer_message));
     // A client of an observer connects to members whose connections only the feeders see.
     near.sort_by_key(|member| !(own.observes || is_connected(member.id)));
-    let has_near = near.iter().any(|member| own.observes || is_connected(member.id));
+    // Clients that sync their endpoints skip learners and members that have not started.
+    let is_usable = |member: &MemberMessage| !member.is_learner && !member.client_urls.is_empty();
+    let has_near = near.iter().any(|member| is_usable(member) && (own.observes || is_connected(member.id)));
     if list == ZoneMemberList::First || !has_near {
         near.extend(far);
     }
@@ -136,7 +138,9 @@ fn observer_message(card: &ObserverCard) -> MemberMessage {
         name: card.name.clone(),
         peer_urls: card.peer_urls.clone(),
         client_urls: card.client_urls.clone(),
-        is_learner: true,
+        // Clients that sync their endpoints skip learners, and one that finds nothing but learners is left
+        // without endpoints.
+        is_learner: false,
     }
 }
 

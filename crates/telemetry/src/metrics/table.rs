@@ -176,7 +176,7 @@ group! {
         peer_round_trip_time: Labelled<Distribution> = "etcd_network_peer_round_trip_time_seconds" ["To"] exp(0.0001, 2.0, 16), "Round-trip times to a member.";
         peer_sent_bytes: Labelled<Total> = "etcd_network_peer_sent_bytes_total" ["To"], "Bytes sent to a member.";
         peer_received_bytes: Labelled<Total> = "etcd_network_peer_received_bytes_total" ["From"], "Bytes received from a member.";
-        cross_zone_bytes: Labelled<Total> = "mainstay_cross_zone_bytes_total" ["from", "to"], "Bytes sent from the zone of this node to members and observers in another zone.";
+        cross_zone_bytes: Labelled<Total> = "mainstay_cross_zone_bytes_total" ["from", "to", "with"], "Bytes between the zone of this node and another zone. With `nodes`: those that this node sends to members and observers. With `clients`: those that it sends to, and receives from, clients in one of the --zone-networks.";
         peer_sent_failures: Labelled<Total> = "etcd_network_peer_sent_failures_total" ["To"], "Messages to a member that were dropped or could not be sent.";
         peer_received_failures: Labelled<Total> = "etcd_network_peer_received_failures_total" ["From"], "Messages from a member that could not be decoded, or were dropped for lack of space.";
         active_peers: Labelled<Gauge> = "etcd_network_active_peers" ["Local", "Remote"], "1 for every other member with a working connection.";

@@ -310,10 +310,10 @@ const ROWS: &[(&str, &[Written])] = &[
             chart(
                 "Between zones",
                 "Bps",
-                "Bytes that nodes send to members and observers in another zone.",
+                "Bytes between zones: those that nodes send to members and observers, and those between nodes and clients.",
                 &[(
                     "rate(mainstay_cross_zone_bytes_total{#}[$__rate_interval])",
-                    "{{instance}} {{from}} to {{to}}",
+                    "{{instance}} {{with}}: {{from}} to {{to}}",
                 )],
             ),
             chart(

@@ -40,6 +40,43 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{ include "mainstay.name" . }}-members
 {{- end -}}
 
+{{- /* The service whose names lead to single observers. */ -}}
+{{- define "mainstay.observers" -}}
+{{ include "mainstay.name" . }}-observers
+{{- end -}}
+
+{{- /*
+Name of the StatefulSet of a zone's observers. No two zones and no two releases have the same, and what Kubernetes makes of it for
+pods and labels stays short enough.
+*/ -}}
+{{- define "mainstay.observersOf" -}}
+{{- $name := include "mainstay.name" (index . 0) -}}
+{{ $name | trunc 31 | trimSuffix "-" }}-observer-{{ printf "%s/%s" $name (index . 1) | sha256sum | trunc 8 }}
+{{- end -}}
+
+{{- /* Peer URLs of all members, by which an observer finds a feeder. */ -}}
+{{- define "mainstay.feed" -}}
+{{- $urls := list -}}
+{{- range $i := until (int .Values.replicas) -}}
+{{- $urls = append $urls (printf "%s://%s-%d.%s.%s.svc:2380" (include "mainstay.peerScheme" $) (include "mainstay.name" $) $i (include "mainstay.members" $) $.Release.Namespace) -}}
+{{- end -}}
+{{- join "," $urls -}}
+{{- end -}}
+
+{{- /* Refuses observers that cannot be what the values ask for. */ -}}
+{{- define "mainstay.checkZones" -}}
+{{- $names := list -}}
+{{- range .Values.zones.observers -}}
+{{- $names = append $names .zone -}}
+{{- end -}}
+{{- if ne (len $names) (len (uniq $names)) -}}
+{{- fail (printf "zones.observers: a zone is there twice: %s. Give it more replicas instead." (join ", " $names)) -}}
+{{- end -}}
+{{- if and $names (not .Values.zones.enabled) -}}
+{{- fail "zones.observers: there are none without zones.enabled: true" -}}
+{{- end -}}
+{{- end -}}
+
 {{- define "mainstay.initialCluster" -}}
 {{- $members := list -}}
 {{- range $i := until (int .Values.replicas) -}}

@@ -58,7 +58,7 @@ fn copy_zones(to: &NetworkMetrics, own: &str, figures: &Figures) {
     }
     if !own.is_empty() {
         for (zone, bytes) in sent {
-            to.cross_zone_bytes.with(&[own, zone]).raise_to(bytes);
+            to.cross_zone_bytes.with(&[own, zone, "nodes"]).raise_to(bytes);
         }
     }
 }
@@ -166,7 +166,7 @@ mod tests {
         ] {
             assert_eq!(value(&text, &format!("etcd_network_{series}")), expected, "{series}");
         }
-        let other_zones = value(&text, "mainstay_cross_zone_bytes_total{from=\"b\",to=\"c\"}");
+        let other_zones = value(&text, "mainstay_cross_zone_bytes_total{from=\"b\",to=\"c\",with=\"nodes\"}");
         assert!((other_zones - 150.0).abs() < 1e-9, "{other_zones}");
         assert!(!text.contains("snapshot_send_success{To=\"ef\"}"), "no snapshot was sent to it");
     }

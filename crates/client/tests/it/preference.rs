@@ -1,0 +1,108 @@
+//! Preferred endpoints are used first, and others only if these do not serve.
+
+use std::collections::HashMap;
+
+use api::etcdserverpb::{RangeRequest, RangeResponse};
+use api::{Rpc, error};
+use mainstay_client::{CallOptions, Client, Preference, Settings};
+use prost::Message as _;
+
+use crate::run;
+use crate::server::{Call, Server};
+
+async fn answers(count: i64) -> Server {
+    Server::start(move |call: Call| async move {
+        call.reply(Ok(RangeResponse { count, ..RangeResponse::default() }));
+    })
+    .await
+}
+
+/// Returns a client that prefers these servers in this order, and its preference.
+fn client_of(servers: &[&Server]) -> (Client, Preference) {
+    let preference = Preference::default();
+    let ranks: HashMap<String, u32> = servers.iter().map(|server| server.endpoint()).zip(0..).collect();
+    preference.set(&ranks);
+    // The order of the endpoints must not matter.
+    let endpoints: Vec<String> = servers.iter().rev().map(|server| server.endpoint()).collect();
+    let settings = Settings { preference: Some(preference.clone()), ..Settings::of(endpoints) };
+    (Client::new(settings).unwrap(), preference)
+}
+
+async fn ask(client: &Client) -> i64 {
+    let answer: RangeResponse = client.call(Rpc::KvRange, &RangeRequest::default()).await.unwrap();
+    answer.count
+}
+
+#[test]
+fn others_are_used_only_when_none_of_the_preferred_stands() {
+    run(async {
+        let (near, far) = (answers(1).await, answers(2).await);
+        let (client, preference) = client_of(&[&near, &far]);
+        for _ in 0..5 {
+            assert_eq!(ask(&client).await, 1);
+        }
+        assert_eq!(far.calls().len(), 0);
+        assert_eq!(preference.attempts(), HashMap::from([(near.endpoint(), 5), (far.endpoint(), 0)]));
+        drop(near);
+        while ask(&client).await != 2 {}
+    });
+}
+
+#[test]
+fn a_new_order_applies_to_the_next_call_and_streams_can_tell() {
+    run(async {
+        let (first, second) = (answers(1).await, answers(2).await);
+        let (client, preference) = client_of(&[&first, &second]);
+        assert_eq!(ask(&client).await, 1);
+        assert!(!client.is_outranked(&first.endpoint()));
+        preference.set(&HashMap::from([(first.endpoint(), 1), (second.endpoint(), 0)]));
+        // The second one is not connected yet, so the first call may still go to the first.
+        while ask(&client).await != 2 {}
+        assert_eq!(ask(&client).await, 2);
+        while !client.is_outranked(&first.endpoint()) {
+            tokio::task::yield_now().await;
+        }
+        assert!(!client.is_outranked(&second.endpoint()));
+    });
+}
+
+#[test]
+fn a_call_that_fails_for_lack_of_a_leader_goes_on_to_the_next() {
+    run(async {
+        let lost = Server::start(|call: Call| async move {
+            call.reply(Err::<RangeResponse, _>(error::NO_LEADER));
+        })
+        .await;
+        let (next, last) = (answers(2).await, answers(3).await);
+        let (client, _) = client_of(&[&lost, &next, &last]);
+        // A later attempt may reach the third before the second is connected.
+        while ask(&client).await != 2 {}
+        for _ in 0..5 {
+            assert_eq!(ask(&client).await, 2);
+        }
+    });
+}
+
+#[test]
+fn endpoints_are_passed_over_in_their_order() {
+    run(async {
+        let (one, two, three) = (answers(1).await, answers(2).await, answers(3).await);
+        let (client, preference) = client_of(&[&one, &two, &three]);
+        preference.set(&HashMap::from([(one.endpoint(), 0), (two.endpoint(), 0), (three.endpoint(), 1)]));
+        let pass = async |passed_over: usize| {
+            let options = CallOptions { passed_over, ..CallOptions::default() };
+            let request = RangeRequest::default().encode_to_vec().into();
+            let answer = client.forward(Rpc::KvRange, &options, request).await.unwrap();
+            RangeResponse::decode(answer).unwrap().count
+        };
+        // Until all of them are connected, fewer can be passed over.
+        while pass(2).await != 3 {}
+        while pass(0).await != 2 || pass(0).await != 1 {}
+        for _ in 0..5 {
+            let mut reached = [pass(0).await, pass(1).await, pass(2).await];
+            assert_eq!(reached[2], 3);
+            reached.sort_unstable();
+            assert_eq!(reached, [1, 2, 3]);
+        }
+    });
+}
