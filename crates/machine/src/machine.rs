@@ -319,15 +319,6 @@ impl Machine {
         }
     }
 
-    /// Returns an estimate of the part of [`Machine::in_use_bytes`] that superseded versions take, from their
-    /// number and the average size of a version.
-    pub fn superseded_bytes(&self) -> u64 {
-        let stats = self.store.stats();
-        let bytes =
-            u128::from(self.in_use_bytes) * stats.removable as u128 / u128::from(stats.versions.max(1));
-        u64::try_from(bytes).unwrap_or(u64::MAX)
-    }
-
     /// Returns the bytes in use, which the space quota limits: all versions that compaction has not
     /// physically removed, and the leases with their keys.
     pub fn in_use_bytes(&self) -> u64 {

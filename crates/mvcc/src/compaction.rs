@@ -72,11 +72,28 @@ impl Store {
             self.removed.through = self.removed.through.max(through);
             self.removed.versions += count;
         }
-        CompactProgress { removed: count, done: self.peek_removable(self.compacted).is_none() }
+        CompactProgress { removed: count, done: self.is_removal_done() }
+    }
+
+    /// Returns true if no version that the compact revision made unreadable is left to remove.
+    pub fn is_removal_done(&self) -> bool {
+        self.peek_removable(self.compacted).is_none()
+    }
+
+    /// Adds a version to those that a compaction can remove.
+    ///
+    /// # Safety
+    /// The slot's record must be alive.
+    pub(crate) unsafe fn add_removable(&mut self, slot: Slot) {
+        // SAFETY: promised by the caller.
+        self.removable_bytes += unsafe { removable_bytes(slot) };
+        if slot.is_live() { self.superseded.push(slot) } else { self.tombstones.push(slot) }
     }
 
     fn next_removable(&mut self, through: Revision) -> Option<Slot> {
         let slot = self.peek_removable(through)?;
+        // SAFETY: every record in the two queues is also in the trees, so it is alive.
+        self.removable_bytes -= unsafe { removable_bytes(slot) };
         if slot.is_live() { self.superseded.pop() } else { self.tombstones.pop() }
     }
 
@@ -86,4 +103,14 @@ impl Store {
         let superseded = self.superseded.front().filter(|&slot| version(slot).superseded() <= through);
         superseded.or_else(|| self.tombstones.front().filter(|&slot| version(slot).main() < through))
     }
+}
+
+/// Returns what a version counts in [`crate::Stats::removable_bytes`].
+///
+/// # Safety
+/// The slot's record must be alive.
+unsafe fn removable_bytes(slot: Slot) -> u64 {
+    // SAFETY: promised by the caller.
+    let version: Version<'_> = unsafe { slot.version() };
+    version.bytes() as u64 + u64::from(version.value_len())
 }

@@ -255,10 +255,11 @@ impl Loader {
         }
         self.store.keys = self.keys.finish(&self.store.epochs);
         let mut revisions = TreeBuilder::<ByRevision>::new();
+        let mut tombstones = Vec::new();
         let mut in_order = |main: Revision, slot: Slot| {
             revisions.push(slot, Some(ChangeId::first_of(main)), &self.store.epochs);
             if !slot.is_live() {
-                self.store.tombstones.push(slot);
+                tombstones.push(slot);
             }
         };
         let mut records = self.records.as_slice();
@@ -277,8 +278,10 @@ impl Loader {
         // The store owns the records from here on, so the loader must not free them when it is dropped.
         (self.placed, self.records) = (Vec::new(), Vec::new());
         self.superseded.sort_unstable_by_key(|&(by, _)| by);
-        for &(_, slot) in &self.superseded {
-            self.store.superseded.push(slot);
+        let superseded = self.superseded.iter().map(|(_, slot)| *slot);
+        for slot in tombstones.into_iter().chain(superseded) {
+            // SAFETY: the store owns the record, which is in its trees.
+            unsafe { self.store.add_removable(slot) };
         }
         self.store.current = current;
         self.store.compacted = compacted;

@@ -38,6 +38,8 @@ pub struct Store {
     pub(crate) superseded: Chunks<Slot>,
     /// Tombstones, ordered by their revision.
     pub(crate) tombstones: Chunks<Slot>,
+    /// See [`Stats::removable_bytes`].
+    pub(crate) removable_bytes: u64,
     /// Number of changes of the suspended transaction; 0 if no transaction is suspended. The changes are in
     /// the trees, above the current revision.
     pub(crate) suspended: u32,
@@ -69,6 +71,8 @@ pub struct Stats {
     pub views: usize,
     /// Number of superseded versions and tombstones that the current compaction or a later one can remove.
     pub removable: usize,
+    /// Bytes of these versions: of their values, and of their records in memory with the keys.
+    pub removable_bytes: u64,
 }
 
 impl Default for Store {
@@ -94,6 +98,7 @@ impl Store {
             },
             superseded: Chunks::new(),
             tombstones: Chunks::new(),
+            removable_bytes: 0,
             suspended: 0,
             epochs: Epochs::new(Arc::clone(&census)),
             census,
@@ -188,6 +193,7 @@ impl Store {
             garbage: self.epochs.pending(),
             views: self.epochs.pinned(),
             removable: self.superseded.len() + self.tombstones.len(),
+            removable_bytes: self.removable_bytes,
         }
     }
 
@@ -354,11 +360,9 @@ impl Writer<'_> {
             slot
         });
         let previous = replaced.filter(|slot| slot.is_live());
-        if let Some(previous) = previous {
-            store.superseded.push(previous);
-        }
-        if !slot.is_live() {
-            store.tombstones.push(slot);
+        for removable in previous.into_iter().chain((!slot.is_live()).then_some(slot)) {
+            // SAFETY: both records are in the trees.
+            unsafe { store.add_removable(removable) };
         }
         self.changes += 1;
         // SAFETY: both records are alive while the writer is borrowed.

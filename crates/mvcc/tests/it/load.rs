@@ -47,6 +47,32 @@ fn a_loaded_store_agrees_with_the_model_and_goes_on() {
 }
 
 #[test]
+fn bytes_that_a_compaction_can_remove_are_counted_and_counted_again_by_a_load() {
+    let mut store = Store::new();
+    let value = |len| Value { len, ..Value::default() };
+    let bytes = |store: &Store| store.stats().removable_bytes;
+    store.begin().put(b"key", value(1000), LeaseId::NONE);
+    assert_eq!(bytes(&store), 0);
+    store.begin().put(b"key", value(7), LeaseId::NONE);
+    let first = bytes(&store);
+    assert!((1043..1100).contains(&first), "the first version: {first}");
+    store.begin().delete_range(KeyRange::single(b"key"), |_| ());
+    let all = bytes(&store);
+    assert!(all > first + 7 + 40, "the second version and the deletion: {all}");
+    assert_eq!(bytes(&reloaded(&store.publish().snapshot())), all);
+    assert!(store.is_removal_done());
+    store.compact(Revision(3)).unwrap();
+    assert!(!store.is_removal_done());
+    store.compact_step(10, |_| ());
+    assert_eq!(bytes(&store), all - first);
+    assert!(store.is_removal_done());
+    store.begin().put(b"other", value(7), LeaseId::NONE);
+    store.compact(Revision(5)).unwrap();
+    store.compact_step(10, |_| ());
+    assert_eq!(bytes(&store), 0);
+}
+
+#[test]
 fn a_large_image_has_all_levels() {
     // All, half or none of the versions have a place in the table of revisions.
     let sizes = [0_i64, 1, 2, 56, 57, 58, 61, 62, 63, 1568, 1569, 50_000];

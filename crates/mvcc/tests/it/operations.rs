@@ -254,6 +254,9 @@ pub fn run(list: &[u8], readers: &mut impl Readers) {
     full_check(&pair.store.snapshot(), &pair.model, &mut random);
     pair.check_places();
     assert_eq!(pair.store.snapshot().versions(), pair.model.stored().len() as u64);
+    let stats = pair.store.stats();
+    assert_eq!(stats.removable_bytes == 0, stats.removable == 0, "{stats:?}");
+    assert!(pair.store.is_removal_done());
     let Pair { store, held, .. } = pair;
     drop(store);
     for held in held {

@@ -109,6 +109,12 @@ impl Leadership {
         self.settled
     }
 
+    /// Returns true if no leader is known, or if this member leads and has not applied all entries of earlier
+    /// leaders.
+    pub fn is_unsettled(&self) -> bool {
+        self.leader() == MemberId::NONE || (self.leads() && !self.has_settled())
+    }
+
     /// Returns the id of the leader; 0 for none.
     pub fn leader(&self) -> MemberId {
         self.leader

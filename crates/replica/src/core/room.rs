@@ -403,6 +403,12 @@ impl Room {
         log.space() != Space::Ample || self.free_bytes < 4 * u64::from(log.segment_bytes())
     }
 
+    /// Returns true if the disk still has much space after this many bytes were written: twice what
+    /// [`Room::is_tight`] counts as short.
+    pub fn leaves_plenty(&self, log: &Log, bytes: u64) -> bool {
+        self.free_bytes.saturating_sub(bytes) >= 8 * u64::from(log.segment_bytes())
+    }
+
     /// Returns true if a checkpoint may be made now to free space, because space is short and the last such
     /// checkpoint is long enough ago.
     pub fn may_free(&self, log: &Log, now: Instant) -> bool {

@@ -105,12 +105,29 @@ pub(super) struct Moves {
     /// Old locations of the values that are being moved, by the change that wrote them.
     moving: HashMap<ChangeId, Location>,
     mover: Option<SyncSender<()>>,
+    /// True from an order to the checkpointer to move values until it has reported that it is done.
+    is_ordered: bool,
 }
 
 impl Moves {
     /// Returns true if values are being moved.
     pub fn are_under_way(&self) -> bool {
         !self.moving.is_empty()
+    }
+
+    /// Records that the checkpointer was ordered to move values.
+    pub fn ordered(&mut self) {
+        self.is_ordered = true;
+    }
+
+    /// Records that the checkpointer has done so.
+    pub fn done(&mut self) {
+        self.is_ordered = false;
+    }
+
+    /// Returns true if the checkpointer was ordered to move values and is not done.
+    pub fn are_ordered(&self) -> bool {
+        self.is_ordered
     }
 
     /// Adds values that are being moved. `mover` is signaled when all of them have arrived.

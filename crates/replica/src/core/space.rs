@@ -18,6 +18,7 @@ use numbers::Index;
 
 use super::room::{Purpose, Room};
 use super::segments::Segments;
+use super::tidying::SEGMENTS_MAX;
 
 /// Size of a whole checkpoint in bytes from which on its cost is considered. Moving values makes a whole
 /// checkpoint necessary. If that checkpoint has at least this size, values are moved only if there are at
@@ -32,6 +33,8 @@ const RECLAIM_SEGMENTS: usize = 16;
 const TIDY_PART: u64 = 10;
 /// A segment with less than this part of garbage is not emptied.
 const TIDIED_PART: u64 = 20;
+/// The segments that are emptied together must free at least this part of the checkpoint that follows.
+const TIDY_CHECKPOINT_PART: u64 = 4;
 
 /// Returns the bytes that the live values of a segment would take in another segment, including the overhead
 /// of their records. The overhead must count as live. If it counted as garbage, segments with small values
@@ -144,44 +147,37 @@ impl Survey<'_> {
 
     /// Returns segments with little garbage that should be emptied because all of them together hold more
     /// than a tenth of the live bytes: those with most garbage first, and as many as `budget_bytes` suffice
-    /// for. `is_left_alone` returns true for a segment that must not be chosen.
+    /// for. Each is returned with its live bytes. `is_left_alone` is called with a segment and its live bytes,
+    /// and returns true if it must not be chosen.
     pub fn worth_tidying(
         &self,
         saved_through: Index,
         budget_bytes: u64,
-        is_left_alone: impl Fn(u32) -> bool,
-    ) -> Vec<u32> {
+        is_left_alone: impl Fn(u32, u64) -> bool,
+    ) -> Vec<(u32, u64)> {
         // A segment whose entries a follower may need could not be deleted, and would only take space twice.
         let (mut sealed, all_live, dead) = self.sealed(saved_through.min(self.kept_behind));
-        let whole_bytes = self.whole_checkpoint_bytes();
-        // As for other moves: what becomes free must be worth the checkpoint after it.
-        let enough = dead >= self.dead_bytes_min.max(all_live / TIDY_PART)
-            && (whole_bytes < WHOLE_BYTES_LARGE || dead >= 2 * whole_bytes);
-        if !enough {
+        if dead < self.dead_bytes_min.max(all_live / TIDY_PART) {
             return Vec::new();
         }
         // A segment without garbage worth mentioning would be written again for nothing.
-        sealed.retain(|(live, used, seq)| *live < used - used / TIDIED_PART && !is_left_alone(*seq));
+        sealed.retain(|(live, used, seq)| *live < used - used / TIDIED_PART && !is_left_alone(*seq, *live));
         let dead_part = |&(live, used, _): &(u64, u64, u32)| (used - live) as f64 / used as f64;
         sealed.sort_by(|a, b| dead_part(b).total_cmp(&dead_part(a)));
-        let mut spent = whole_bytes;
-        self.that_fit(sealed.into_iter().take_while(|(live, _, _)| {
-            spent = spent.saturating_add(*live);
-            spent <= budget_bytes
-        }))
-    }
-
-    /// Returns the segments, in this order, as long as there is space for their values: until the old
-    /// segments are deleted, the values take additional space at their new locations.
-    fn that_fit(&self, segments: impl Iterator<Item = (u64, u64, u32)>) -> Vec<u32> {
-        let mut moved = 0;
-        segments
-            .take_while(|(live, _, _)| {
-                moved += usize::try_from(*live).unwrap_or(usize::MAX);
-                self.room.has(self.log, moved + moved / 8, Purpose::Moves)
-            })
-            .map(|(_, _, seq)| seq)
-            .collect()
+        let whole_bytes = self.whole_checkpoint_bytes();
+        let (mut chosen, mut spent, mut freed) = (Vec::new(), whole_bytes, 0);
+        for (live, used, seq) in sealed {
+            // A segment that exceeds the budget, because it was enlarged for a long entry, goes alone.
+            let fits = spent.saturating_add(live) <= budget_bytes || chosen.is_empty() && live > budget_bytes;
+            if fits && chosen.len() < SEGMENTS_MAX {
+                spent = spent.saturating_add(live);
+                freed += used - live;
+                chosen.push((seq, live));
+            }
+        }
+        // What becomes free must be worth the checkpoint after it, and until then there must be space for both.
+        let is_worth = whole_bytes < WHOLE_BYTES_LARGE || freed >= whole_bytes / TIDY_CHECKPOINT_PART;
+        if is_worth && self.room.leaves_plenty(self.log, spent) { chosen } else { Vec::new() }
     }
 
     /// Returns the segments with so few live values that these should be moved to the end of the log. Only
@@ -200,6 +196,17 @@ impl Survey<'_> {
         }
         sealed.retain(|(live, used, _)| self.is_worth_emptying(*live, *used));
         sealed.sort_unstable();
-        self.that_fit(sealed.into_iter().take(RECLAIM_SEGMENTS))
+        // Only as many segments are chosen as there is space for: until the old segments are deleted, the
+        // values take additional space at their new locations.
+        let mut moved = 0;
+        sealed
+            .into_iter()
+            .take(RECLAIM_SEGMENTS)
+            .take_while(|(live, _, _)| {
+                moved += usize::try_from(*live).unwrap_or(usize::MAX);
+                self.room.has(self.log, moved + moved / 8, Purpose::Moves)
+            })
+            .map(|(_, _, seq)| seq)
+            .collect()
     }
 }

@@ -13,18 +13,18 @@
 //! deleted: 45 MB have become free. After twenty such orders, which take a quarter of an hour and write 8 GB,
 //! less than 3 GB are dead.
 
-use std::collections::BTreeSet;
+use std::collections::BTreeMap;
 use std::time::{Duration, Instant};
-
-use log::Log;
 
 /// Rate at which the budget grows: a small part of what the disk of a server can write.
 const BYTES_PER_SECOND: u64 = 8 << 20;
 /// An order is given only once the budget is this many times the size of a segment, so that several segments
 /// share the checkpoint that follows.
 const SEGMENTS_MIN: u64 = 4;
+/// Maximum number of segments that one order empties.
+pub(super) const SEGMENTS_MAX: usize = 16;
 /// An order is given only once the budget is this many times the size of the checkpoint that follows, so that
-/// most of what is written are values.
+/// most of what is written are values, if [`SEGMENTS_MAX`] segments have as many.
 const CHECKPOINTS_MIN: u64 = 4;
 
 /// The budget, and the segments that it was spent on.
@@ -32,25 +32,24 @@ pub(super) struct Tidying {
     budget_bytes: u64,
     /// Time up to which the budget has grown.
     grown: Instant,
-    /// Segments that were ordered to be emptied. None is ordered twice: a segment that stays has a value
-    /// that cannot be read.
-    ordered: BTreeSet<u32>,
+    /// Segments that were ordered to be emptied, each with its live bytes at that time. A segment in which no
+    /// value has been moved or removed since is not ordered again: its values cannot be read.
+    ordered: BTreeMap<u32, u64>,
 }
 
 impl Tidying {
     /// Returns an empty budget, as it is when the member starts.
     pub fn new(now: Instant) -> Tidying {
-        Tidying { budget_bytes: 0, grown: now, ordered: BTreeSet::new() }
+        Tidying { budget_bytes: 0, grown: now, ordered: BTreeMap::new() }
     }
 
     /// Lets the budget grow up to `now`, and returns it if it is large enough for an order. `whole_bytes` is
     /// the size of the checkpoint that must follow.
-    pub fn budget(&mut self, log: &Log, whole_bytes: u64, now: Instant) -> Option<u64> {
-        self.grow(u64::from(log.segment_bytes()), whole_bytes, now)
-    }
-
-    fn grow(&mut self, segment_bytes: u64, whole_bytes: u64, now: Instant) -> Option<u64> {
-        let enough = (SEGMENTS_MIN * segment_bytes).max(CHECKPOINTS_MIN.saturating_mul(whole_bytes));
+    pub fn budget(&mut self, segment_bytes: u32, whole_bytes: u64, now: Instant) -> Option<u64> {
+        let segment_bytes = u64::from(segment_bytes);
+        let most = (SEGMENTS_MAX as u64 * segment_bytes).saturating_add(whole_bytes);
+        let enough =
+            most.min((SEGMENTS_MIN * segment_bytes).max(CHECKPOINTS_MIN.saturating_mul(whole_bytes)));
         // The time is counted in milliseconds. What is left of a millisecond counts at the next call.
         let millis = now.saturating_duration_since(self.grown).as_millis();
         let millis = u64::try_from(millis).unwrap_or(u64::MAX);
@@ -61,20 +60,21 @@ impl Tidying {
         (grown >= enough).then_some(enough)
     }
 
-    /// Returns true if the segment was ordered to be emptied before.
-    pub fn was_ordered(&self, segment: u32) -> bool {
-        self.ordered.contains(&segment)
+    /// Returns true if the segment, which has this many live bytes, was ordered to be emptied before, and
+    /// nothing in it has changed since.
+    pub fn is_left_alone(&self, segment: u32, live_bytes: u64) -> bool {
+        self.ordered.get(&segment) == Some(&live_bytes)
     }
 
-    /// Records that segments were ordered to be emptied, and spends the budget. Forgets segments below
-    /// `oldest`, which the log no longer has.
-    pub fn ordered(&mut self, segments: &[u32], oldest: u32) {
-        self.ordered = self.ordered.split_off(&oldest);
-        self.ordered.extend(segments);
+    /// Records that segments, given with their live bytes, were ordered to be emptied, and spends the budget.
+    /// Forgets the segments that no longer exist.
+    pub fn ordered(&mut self, segments: &[(u32, u64)], exists: impl Fn(u32) -> bool) {
+        self.ordered.retain(|segment, _| exists(*segment));
+        self.ordered.extend(segments.iter().copied());
         self.budget_bytes = 0;
     }
 
-    /// Records that there was nothing to tidy: the next look is due when the budget is full again, because a
+    /// Records that nothing can be tidied now: the next look is due when the budget is full again, because a
     /// look visits all segments.
     pub fn found_nothing(&mut self) {
         self.budget_bytes = 0;
@@ -92,29 +92,31 @@ mod tests {
         let start = Instant::now();
         let at = |millis| start + Duration::from_millis(millis);
         let mut tidying = Tidying::new(start);
-        assert_eq!(tidying.grow(64 * MIB, 0, at(31_000)), None);
-        assert_eq!(tidying.grow(64 * MIB, 0, at(32_100)), Some(256 * MIB));
+        assert_eq!(tidying.budget(64 << 20, 0, at(31_000)), None);
+        assert_eq!(tidying.budget(64 << 20, 0, at(32_100)), Some(256 * MIB));
         // It is kept until it is spent, and does not grow further.
-        assert_eq!(tidying.grow(64 * MIB, 0, at(3_600_000)), Some(256 * MIB));
-        assert_eq!(tidying.grow(64 * MIB, 100 * MIB, at(3_600_000)), None, "the checkpoint is large");
-        assert_eq!(tidying.grow(64 * MIB, 100 * MIB, at(3_619_000)), Some(400 * MIB));
-        tidying.ordered(&[3, 5], 0);
-        assert_eq!(tidying.grow(64 * MIB, 0, at(3_650_000)), None);
-        assert!(tidying.was_ordered(3) && !tidying.was_ordered(4) && tidying.was_ordered(5));
-        tidying.ordered(&[9], 4);
-        assert!(!tidying.was_ordered(3) && tidying.was_ordered(5) && tidying.was_ordered(9));
+        assert_eq!(tidying.budget(64 << 20, 0, at(3_600_000)), Some(256 * MIB));
+        assert_eq!(tidying.budget(64 << 20, 100 * MIB, at(3_600_000)), None, "the checkpoint is large");
+        assert_eq!(tidying.budget(64 << 20, 100 * MIB, at(3_619_000)), Some(400 * MIB));
+        tidying.ordered(&[(3, 30), (5, 50)], |_| true);
+        assert_eq!(tidying.budget(64 << 20, 0, at(3_650_000)), None);
+        let alone = |tidying: &Tidying, (segment, live)| tidying.is_left_alone(segment, live);
+        assert_eq!([(3, 30), (3, 29), (4, 30)].map(|each| alone(&tidying, each)), [true, false, false]);
+        tidying.ordered(&[(9, 90)], |segment| segment != 3);
+        assert_eq!([(3, 30), (5, 50), (9, 90)].map(|each| alone(&tidying, each)), [false, true, true]);
         // Calls within a millisecond do not lose time.
         let mut often = Tidying::new(start);
         let grown = (0..=100_000)
-            .find(|tenths| often.grow(MIB, 0, start + Duration::from_micros(100 * tenths)).is_some());
+            .find(|tenths| often.budget(1 << 20, 0, start + Duration::from_micros(100 * tenths)).is_some());
         assert_eq!(grown, Some(5010), "4 MiB take half a second");
     }
 
     #[test]
-    fn sizes_that_nobody_has_do_not_overflow() {
+    fn the_budget_does_not_exceed_what_an_order_can_spend() {
         let start = Instant::now();
         let mut tidying = Tidying::new(start);
         let years = start + Duration::from_secs(100 * 365 * 86_400);
-        assert_eq!(tidying.grow(u64::from(u32::MAX), u64::MAX, years), None);
+        assert_eq!(tidying.budget(64 << 20, 6400 * MIB, years), Some(1024 * MIB + 6400 * MIB));
+        assert_eq!(tidying.budget(u32::MAX, u64::MAX, years), None, "time has ended");
     }
 }

@@ -896,46 +896,110 @@ fn a_slow_reader_loses_no_value_that_is_moved() {
     }
 }
 
-#[test]
-fn little_garbage_in_every_segment_goes_too_though_nobody_writes() {
+/// A member with 600 values of this size, of which a fifth in each segment was written again, and what it
+/// should read. Nothing is compacted yet.
+fn with_little_garbage(segment_bytes: u32, value_bytes: usize) -> (World, BTreeMap<String, Vec<u8>>) {
     let mut world = World::new(1, 7, WORN);
-    world.places[0].segment_bytes = 64 << 10;
+    world.places[0].segment_bytes = segment_bytes;
     world.start_all();
-    let value = |n: usize| vec![n as u8; 4000];
     let mut known = BTreeMap::new();
-    for n in 0..600 {
-        world.put(0, &format!("k{n:03}"), &value(n)).expect("is taken");
-        known.insert(format!("k{n:03}"), value(n));
+    for n in (0..600).chain((0..600).filter(|n| n % 5 == 0)) {
+        let (key, value) = (format!("k{n:03}"), vec![(n + known.len()) as u8; value_bytes]);
+        world.put(0, &key, &value).expect("is taken");
+        known.insert(key, value);
     }
-    // A fifth of each segment dies, which is too little to empty any of them at once.
-    for n in (0..600).filter(|n| n % 5 == 0) {
-        world.put(0, &format!("k{n:03}"), &value(n + 1)).expect("is taken");
-        known.insert(format!("k{n:03}"), value(n + 1));
-    }
-    let before = world.member(0).disk_bytes();
-    compact(&mut world);
-    // 600 values of 4,000 bytes, less than 100 bytes each for their records, and a tenth more. Besides, some
-    // 45 segments have headers of 4 KiB, and a checkpoint has some 40 KB.
-    let most = 600 * 4100 * 11 / 10 + 45 * (4 << 10) + (40 << 10);
-    assert!(before > most + most / 20, "{before} bytes");
-    world.until("little garbage is left", |world| world.member(0).disk_bytes() <= most);
-    for (key, value) in &known {
+    (world, known)
+}
+
+/// Returns the bytes that the files of such a member should have at most: the values, less than 100 bytes each
+/// for their records, and a tenth more; headers of segments, a segment in use, and a checkpoint.
+fn most_bytes(segment_bytes: u32, value_bytes: usize) -> u64 {
+    let live = 600 * (value_bytes as u64 + 100);
+    live * 11 / 10 + live / u64::from(segment_bytes) * (4 << 10) + u64::from(segment_bytes) + (40 << 10)
+}
+
+fn seconds_go_by(world: &mut World, seconds: u64) {
+    let until = world.places[0].clock.now() + Duration::from_secs(seconds);
+    world.until("time has gone by", |world| world.places[0].clock.now() >= until);
+}
+
+fn is_readable(world: &mut World, known: &BTreeMap<String, Vec<u8>>) {
+    for (key, value) in known {
         assert_eq!(world.get(0, key).as_ref(), Some(value), "{key}");
     }
+}
+
+#[test]
+fn little_garbage_in_every_segment_goes_too_though_nobody_writes() {
+    let (mut world, known) = with_little_garbage(64 << 10, 4000);
+    let most = most_bytes(64 << 10, 4000);
+    let before = world.member(0).disk_bytes();
+    assert!(before > most + most / 20, "{before} bytes");
+    compact(&mut world);
+    world.until("little garbage is left", |world| world.member(0).disk_bytes() <= most);
+    is_readable(&mut world, &known);
     // Then nothing is written any more.
-    let written = |world: &World| world.places[0].disk.files().into_iter().map(|(path, _)| path).max();
     world.settle().expect("all goes well");
-    let (at_rest, since) = (written(&world), world.places[0].clock.now());
-    world.until("a minute has gone by", |world| {
-        world.places[0].clock.now() >= since + Duration::from_secs(60)
-    });
-    assert_eq!(written(&world), at_rest);
+    let files = |world: &World| world.places[0].disk.files();
+    let at_rest = files(&world);
+    seconds_go_by(&mut world, 60);
+    assert_eq!(files(&world), at_rest);
     world.crash(0);
     world.start(0).expect("starts again");
     world.until("it is ready again", |world| world.member(0).is_ready());
-    for (key, value) in &known {
-        assert_eq!(world.get(0, key).as_ref(), Some(value), "{key}");
+    is_readable(&mut world, &known);
+}
+
+/// A reader keeps one version in each segment from being removed, while a fifth of the segment is garbage.
+#[test]
+fn beside_a_long_reader_nothing_is_copied_for_nothing_and_after_it_the_garbage_goes() {
+    // With segments of 64 KiB orders follow each other soon; with 1 MiB there is one in some seconds.
+    for (segment_bytes, value_bytes) in [(64 << 10, 4000), (1 << 20, 64_000)] {
+        let (mut world, mut known) = with_little_garbage(segment_bytes, value_bytes);
+        let revision = world.member(0).probe().revision;
+        for n in (0..600).filter(|n| n % 15 == 1) {
+            let (key, value) = (format!("k{n:03}"), vec![(n + 7) as u8; value_bytes]);
+            world.put(0, &key, &value).expect("is taken");
+            known.insert(key, value);
+        }
+        let request = CompactionRequest { revision: revision.0, physical: false };
+        let _: CompactionResponse = world.call(0, Rpc::KvCompact, &request).expect("compacts");
+        let request =
+            RangeRequest { key: "k000".into(), range_end: "k100".into(), ..RangeRequest::default() };
+        let (mut answer, mut taken) = (begin_range(&mut world, &request), Vec::new());
+        assert_eq!(take(&mut answer, &mut taken, 1), Ok(true));
+        compact(&mut world);
+        let before = world.member(0).disk_bytes();
+        seconds_go_by(&mut world, 30);
+        let beside = world.member(0).disk_bytes();
+        assert!(beside < before + before / 10, "{beside} bytes beside the reader, {before} before");
+        assert_eq!(take(&mut answer, &mut taken, usize::MAX), Ok(false));
+        drop(answer);
+        let most = most_bytes(segment_bytes, value_bytes);
+        world.until("little garbage is left", |world| world.member(0).disk_bytes() <= most);
+        is_readable(&mut world, &known);
     }
+}
+
+#[test]
+fn a_segment_that_exceeds_the_budget_does_not_keep_others_from_being_emptied() {
+    let (mut world, _) = with_little_garbage(64 << 10, 4000);
+    let op = |n: usize| RequestOp {
+        request: Some(request_op::Request::RequestPut(pb::PutRequest {
+            key: format!("t{n:03}").into(),
+            value: vec![n as u8; 4000].into(),
+            ..pb::PutRequest::default()
+        })),
+    };
+    // The segment of this entry is larger than four segments.
+    let txn = TxnRequest { success: (0..120).map(op).collect(), ..TxnRequest::default() };
+    let _: TxnResponse = world.call(0, Rpc::KvTxn, &txn).expect("is taken");
+    for n in (0..120).filter(|n| n % 4 == 0) {
+        world.put(0, &format!("t{n:03}"), &[n as u8; 4000]).expect("is taken");
+    }
+    compact(&mut world);
+    let most = most_bytes(64 << 10, 4000) + 120 * 4100 * 11 / 10;
+    world.until("little garbage is left", |world| world.member(0).disk_bytes() <= most);
 }
 
 #[test]

@@ -7,7 +7,7 @@ use bytes::BytesMut;
 use machine::key_value::read_version;
 use numbers::{ChangeId, Revision};
 
-use super::{Event, Relocation, Surface};
+use super::{Event, Haste, Relocation, Surface};
 use crate::values::LogValues;
 
 /// Maximum number of versions that are visited before a newer view is used. A view that is held longer keeps
@@ -25,6 +25,7 @@ pub(super) struct Moving {
     pub(super) segments: Vec<u32>,
     /// Size of a batch of values in bytes.
     pub(super) portion_bytes: usize,
+    pub(super) haste: Haste,
     pub(super) values: LogValues,
     /// Id of the last version that was visited.
     pub(super) behind: ChangeId,

@@ -89,6 +89,16 @@ pub struct Relocation {
     pub data: Bytes,
 }
 
+/// How urgent it is to move values.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Haste {
+    /// Batch follows batch.
+    AtOnce,
+    /// There are pauses after the batches, and the rest is left where it is as soon as another order comes that
+    /// takes long.
+    InPauses,
+}
+
 /// Order from the core to the checkpointer.
 pub enum Order {
     /// Write a checkpoint of the state at one revision.
@@ -112,6 +122,8 @@ pub enum Order {
         /// Maximum bytes of values per batch that is sent to the core, except that the last value of a batch
         /// may exceed it.
         portion_bytes: usize,
+        /// How urgent this is.
+        haste: Haste,
     },
     /// Record the cause of this member's NOSPACE alarm in a file beside the log.
     Note(Cause),

@@ -116,6 +116,7 @@ impl Core {
             // of the moved values. Only a whole checkpoint replaces all runs, and so lets the old segments be
             // deleted.
             StorageRequest::Relocated => {
+                self.space.moves.done();
                 if self.has_emptied() {
                     self.space.checkpoints.want_whole();
                 }

@@ -1,6 +1,7 @@
 //! Applies committed entries, removes versions of keys after compactions, orders checkpoints, and manages the
 //! space on the disk.
 
+use std::collections::BTreeSet;
 use std::sync::mpsc::SyncSender;
 use std::time::Instant;
 
@@ -11,9 +12,9 @@ use consensus::{Entry, EntryKind, Event, OtherPrograms};
 use log::{LogEvent, Space, Synced};
 use machine::auth::AuthChange;
 use machine::{Applied, AsOf, Change, Command, Outcome, Progress, Raised};
-use numbers::{ChangeId, Index, MemberId, Revision, Term};
+use numbers::{ChangeId, Index, Revision, Term};
 use planted::Bug;
-use storage::checkpointer::{CheckpointError, Checkpointed, Order, Relocation};
+use storage::checkpointer::{CheckpointError, Checkpointed, Haste, Order, Relocation};
 use storage::nospace::Cause;
 use storage::values::AtHand;
 use telemetry::logging::Value;
@@ -414,7 +415,9 @@ impl Core {
         // begun, and watches may still need them.
         let wanted = self.compactions.removal.through();
         let quota_bytes = self.shared.member.limits.quota_bytes.unwrap_or(u64::MAX);
-        let keeps_few = self.machine.superseded_bytes() <= KEPT_BYTES_MAX.min(quota_bytes / 8);
+        let kept_bytes = self.machine.store.stats().removable_bytes;
+        let keeps_few =
+            kept_bytes <= KEPT_BYTES_MAX.min(quota_bytes / 8) && !self.space.room.is_tight(&self.log);
         let removable = self.shared.data.long_reads.removable(wanted, keeps_few, now);
         if removable.overtaken > 0 {
             self.shared.diagnostics.metrics.long_reads.overtaken.add(removable.overtaken as u64);
@@ -494,10 +497,7 @@ impl Core {
         }
         // While no leader is settled, a checkpoint is taken only on a disk that is short of space. There the
         // first entry of the leader's term may wait for the space that this checkpoint frees.
-        let leadership = &self.leadership;
-        let unsettled =
-            leadership.leader() == MemberId::NONE || (leadership.leads() && !leadership.has_settled());
-        if unsettled && self.log.space() == Space::Ample {
+        if self.leadership.is_unsettled() && self.log.space() == Space::Ample {
             return;
         }
         let log_bytes = self.log.figures().written_bytes();
@@ -586,44 +586,61 @@ impl Core {
         if !segments.is_empty() {
             // The result is ignored: if the checkpointer is busy, the values are moved after the next
             // checkpoint, which calls this function again.
-            let _ = self.order_relocation(segments);
+            let _ = self.order_relocation(segments, Haste::AtOnce);
         }
     }
 
     /// Orders the checkpointer to move the live values out of these segments. Returns false if it is busy.
-    fn order_relocation(&self, segments: Vec<u32>) -> bool {
+    fn order_relocation(&mut self, segments: Vec<u32>, haste: Haste) -> bool {
         let portion_bytes = self.space.room.portion_bytes(&self.log);
-        self.workers.order(Order::Relocate { segments, portion_bytes })
+        let is_ordered = self.workers.order(Order::Relocate { segments, portion_bytes, haste });
+        if is_ordered {
+            self.space.moves.ordered();
+        }
+        is_ordered
     }
 
     /// Orders the checkpointer to empty segments that hold only a little garbage, if there is much of it in
     /// all and the budget for such work suffices.
     pub(super) fn tidy(&mut self, now: Instant) {
         let whole_bytes = self.survey().whole_checkpoint_bytes();
-        let Some(budget_bytes) = self.space.tidying.budget(&self.log, whole_bytes, now) else { return };
+        let budget = self.space.tidying.budget(self.log.segment_bytes(), whole_bytes, now);
+        let Some(budget_bytes) = budget else { return };
         // Where space is short, all of it is left to what frees more and to the checkpoints of that. Other
         // work of the checkpointer goes first, too.
         if self.space.room.is_tight(&self.log)
             || self.log.values().has_hidden_limit()
             || self.space.checkpoints.is_busy()
             || self.space.checkpoints.is_to_free()
+            || self.space.moves.are_ordered()
             || self.space.moves.are_under_way()
-            || self.has_emptied()
             || self.install.is_receiving()
             || self.install.is_unsaved()
             || self.lifecycle.is_stopping()
+            || self.leadership.is_unsettled()
             || !self.machine.is_whole()
         {
             return;
         }
-        let is_left_alone = |segment| self.space.tidying.was_ordered(segment);
+        // The last value of a segment may have been removed after the others were moved. Only a whole
+        // checkpoint frees such a segment, and nothing else may ask for one.
+        if self.has_emptied() {
+            self.space.checkpoints.want_whole();
+            return self.space.tidying.found_nothing();
+        }
+        // Versions that wait to be removed, because somebody reads them, cannot be moved, so that their
+        // segments would stay although everything else was copied.
+        if !self.machine.store.is_removal_done() {
+            return self.space.tidying.found_nothing();
+        }
+        let is_left_alone = |segment, live| self.space.tidying.is_left_alone(segment, live);
         let saved_through = self.space.checkpoints.applied_index();
         let segments = self.survey().worth_tidying(saved_through, budget_bytes, is_left_alone);
         if segments.is_empty() {
             self.space.tidying.found_nothing();
-        } else if self.order_relocation(segments.clone()) {
-            let oldest = self.log.segments().first().map_or(0, |segment| segment.seq);
-            self.space.tidying.ordered(&segments, oldest);
+        } else if self.order_relocation(segments.iter().map(|(seq, _)| *seq).collect(), Haste::InPauses) {
+            let exist: BTreeSet<u32> = self.log.segments().iter().map(|segment| segment.seq).collect();
+            self.space.tidying.ordered(&segments, |segment| exist.contains(&segment));
         }
     }
 
