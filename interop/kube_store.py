@@ -84,10 +84,12 @@ class Store:
             self.authority.issue(f"{name}-server", f"/CN={name}")
             self.peers.issue(f"{name}-peer", f"/CN={name}")
         try:
-            for name in self.nodes:
-                self.start(name)
-            for name in self.nodes:
-                self.serves(name)
+            # A new observer ends when no member answers, so members come first.
+            for names in [self.names, self.observers]:
+                for name in names:
+                    self.start(name)
+                for name in names:
+                    self.serves(name)
         except (AssertionError, Ended):
             self.stop()
             raise

@@ -215,16 +215,27 @@ func (c *Cluster) Initial(members ...*Member) string {
 	return strings.Join(parts, ",")
 }
 
-// StartAll starts the members and observers that do not run and waits until all are healthy.
+// StartAll starts the members and observers that do not run and waits until all are healthy. A new observer ends when no feeder
+// answers, so members come first.
 func (c *Cluster) StartAll(ctx context.Context) error {
-	for _, m := range c.Nodes() {
-		if !m.Running() && !m.Gone {
-			if err := m.Start(); err != nil {
-				return err
+	for _, nodes := range [][]*Member{c.Members, c.Observers} {
+		var started []*Member
+		for _, m := range nodes {
+			if m.Gone {
+				continue
 			}
+			if !m.Running() {
+				if err := m.Start(); err != nil {
+					return err
+				}
+			}
+			started = append(started, m)
+		}
+		if err := c.WaitHealthy(ctx, started...); err != nil {
+			return err
 		}
 	}
-	return c.WaitHealthy(ctx, append(c.Alive(), c.Observers...)...)
+	return nil
 }
 
 // Alive are the members whose process runs.
