@@ -504,8 +504,9 @@ class Checks(NodeChecks, ObserverChecks):
 
     def rolled(self, label, step, names=None):
         """Each member, or each of these, is stopped and started again, by `step`, while clients of all kinds go on. Whatever was
-        acknowledged is there, watches have seen it once, and kube-apiserver's caches are right. Says how many requests failed, and the
-        longest time without a success, by kind. `step` also gets a function that waits until more has been created."""
+        acknowledged is there, no later read was older than it, watches have seen it once, and kube-apiserver's caches are right. Says how
+        many requests failed, and the longest time without a success, by kind. `step` also gets a function that waits until more has
+        been created."""
         kube, store, home, over = self.kube, self.store, self.namespace(label), threading.Event()
         gone, watching = threading.Event(), [None, None]
         leases = f"/apis/coordination.k8s.io/v1/namespaces/{label}/leases"
@@ -514,6 +515,20 @@ class Checks(NodeChecks, ObserverChecks):
         begin = kube.expect(200, "GET", f"{home}/configmaps")["metadata"]["resourceVersion"]
         done, failed, longest = collections.Counter(), collections.defaultdict(collections.Counter), collections.Counter()
         created, seen, resumed = [], [[], []], collections.Counter()
+        # The newest resourceVersion that was acknowledged of any object and of the lease, and the reads that began later and saw less.
+        newest, stale = collections.Counter(), []
+
+        def acknowledged(kind, answer, wanted):
+            if answer[0] == wanted:
+                newest[kind] = max(newest[kind], int(answer[1]["metadata"]["resourceVersion"]))
+            return answer
+
+        def fresh(kind, path):
+            least = newest[kind]
+            status, body = kube.call("GET", path)
+            if status == 200 and int(body["metadata"]["resourceVersion"]) < least:
+                stale.append(f"GET {path} is of {body['metadata']['resourceVersion']}, after {least} was acknowledged")
+            return status, body
 
         def repeat(kind, wanted, request):
             last, n = time.monotonic(), 0
@@ -536,11 +551,17 @@ class Checks(NodeChecks, ObserverChecks):
 
         def create(number):
             def request(n):
-                status, body = kube.call("POST", f"{home}/configmaps", config_map(f"{number}-{n:05}", {"n": str(n)}))
-                if status == 201:
+                answer = kube.call("POST", f"{home}/configmaps", config_map(f"{number}-{n:05}", {"n": str(n)}))
+                if answer[0] == 201:
                     created.append(f"{number}-{n:05}")
-                return status, body
+                return acknowledged("any", answer, 201)
             return request
+
+        def renew(n):
+            change = {"metadata": {"annotations": {"n": str(n)}}}
+            answer = acknowledged("lease", kube.call("PATCH", f"{leases}/node", change, kind="application/merge-patch+json"), 200)
+            # At once: the next request of kube-apiserver goes to another node of the store.
+            return fresh("lease", f"{leases}/node") if answer[0] == 200 else answer
 
         def by_kubectl(n):
             over.wait(0.3)  # What the program itself costs should not be most of the load.
@@ -576,10 +597,9 @@ class Checks(NodeChecks, ObserverChecks):
 
         jobs = [self.threads.submit(repeat, "create", 201, create(number)) for number in range(2)]
         jobs.append(self.threads.submit(repeat, "kubectl", 201, by_kubectl))
-        jobs.append(self.threads.submit(repeat, "list", 200, lambda _: kube.call("GET", f"{home}/configmaps?limit=50")))
-        jobs.append(self.threads.submit(repeat, "get", 200, lambda _: kube.call("GET", f"{leases}/node")))
-        jobs.append(self.threads.submit(repeat, "renew", 200, lambda n: kube.call(
-            "PATCH", f"{leases}/node", {"metadata": {"annotations": {"n": str(n)}}}, kind="application/merge-patch+json")))
+        jobs.append(self.threads.submit(repeat, "list", 200, lambda _: fresh("any", f"{home}/configmaps?limit=50")))
+        jobs.append(self.threads.submit(repeat, "get", 200, lambda _: fresh("lease", f"{leases}/node")))
+        jobs.append(self.threads.submit(repeat, "renew", 200, renew))
         watches = [self.threads.submit(watch, number) for number in range(2)]
         try:
             for name in names or store.leader_last():
@@ -602,6 +622,7 @@ class Checks(NodeChecks, ObserverChecks):
                     with contextlib.suppress(OSError):
                         connection.sock.shutdown(socket.SHUT_RDWR)
         there = {item["metadata"]["name"] for item in kube.expect(200, "GET", f"{home}/configmaps")["items"]}
+        assert not stale, f"{len(stale)} stale reads: {stale[0]}"
         assert set(created) <= there, f"{len(set(created) - there)} acknowledged objects are gone"
         for events in seen:
             assert len(events) == len(set(events)) and set(events) == there, (len(events), len(there))
