@@ -70,7 +70,7 @@ class NodeChecks:
 
         def renew(number, connection):
             mine, turn, start = sorted(acknowledged)[number::CONNECTIONS], 0, time.monotonic()
-            while not stop.is_set():
+            while mine and not stop.is_set():
                 turn += 1
                 for n, name in enumerate(mine):
                     stop.wait(max(0, start + (turn - 1 + n / len(mine)) * RENEWAL_PERIOD - time.monotonic()))
