@@ -171,6 +171,8 @@ full_steps() {
     full_step go-client "etcd's Go client" concurrency
     full_step selftest "planted mistakes in histories" "$bin/interop" cluster history-selftest
     full_step history "a cluster under faults, its whole history judged" cluster_history
+    full_step history-observers "a cluster with observers under faults of both, its whole history judged" observers_history
+    full_step history-planted "planted bugs of observers, shown by a history" observers_history_finds
     full_step build-h2spec "building h2spec" build_h2spec
     full_step h2spec "HTTP/2 as h2spec has it" python3 interop/h2spec.py --h2spec "$bin/h2spec" --server "mainstay=$mainstay"
 
@@ -210,6 +212,10 @@ full_steps() {
     full_step proxy "clients through a gRPC proxy" python3 interop/through_proxy.py --short --server "$mainstay" \
         --proxy "mainstay=$mainstay" --etcdctl "$bin/etcdctl" --interop "$bin/interop" --bench "$mainstay bench"
 
+    full_step build-kube "building kube-apiserver and kubectl" build_kube
+    full_step kube "a real kube-apiserver over TLS, on members that are killed" kube --members 3 --auth root
+    full_step kube-observers "a real kube-apiserver on observers, which are killed, wiped, and lose their feeders" \
+        kube --members 3 --observers 2 --auth root --nodes 10000
     full_step chromium "chromium is there" has_chromium
     full_step console "the console in a browser" python3 interop/console/console.py --mainstay "$mainstay" --etcd "$etcd"
     full_step session "a slow client, a hot prefix and a full quota, found through the console alone" \

@@ -195,6 +195,31 @@ cluster_history() {
         --faults kill-leader,kill-any,pause,partition,oneway,restart \
         --flags "--snapshot-count 300 --snapshot-catchup-entries 100"
 }
+# Half of the clients are at observers, and more than half of the faults are theirs.
+observers_history() {
+    "$bin/interop" cluster history --server "$mainstay" --observers 3 --seconds 75 --every 3s --clients 12 \
+        --flags "--snapshot-count 300 --snapshot-catchup-entries 100"
+}
+# The same has to show bugs of observers that are planted in a build of its own.
+observers_history_finds() {
+    cargo build --locked --package mainstay --features planted && cp "$built/debug/mainstay" "$bin/mainstay-planted" || return 1
+    local bug good=0 bad=0
+    for bug in observer-read-without-round observer-read-without-index; do
+        MAINSTAY_PLANTED=$bug "$bin/interop" cluster history --server "$bin/mainstay-planted" --observers 2 --seconds 20 \
+            --every 2s --clients 10 --rate 600 --out "$work/history-$bug" | tee "$work/history-$bug.log"
+        if grep -q '^verdict: .* violations .*stale read' "$work/history-$bug.log"; then
+            good=$((good + 1))
+        else
+            bad=$((bad + 1))
+            echo "FAILED  no stale read was found of $bug"
+        fi
+    done
+    echo "$good passed, $bad failed"
+    [ "$bad" -eq 0 ]
+}
+# Some 20 minutes of two cores, and 3 GB of the Go module cache.
+build_kube() { python3 interop/kube_apiserver.py --build "$bin/kube"; }
+kube() { python3 interop/kube_apiserver.py --programs "$bin/kube" --server "mainstay=$mainstay" --etcdctl "$bin/etcdctl" "$@"; }
 python_clients() {
     start mainstay "$mainstay" &&
         "$bin/venv/bin/python" interop/python/interop.py "$address"

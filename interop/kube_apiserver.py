@@ -3,12 +3,14 @@
 
     kube_apiserver.py --build DIR                         builds kube-apiserver and kubectl from the Go module proxy into DIR
     kube_apiserver.py --programs DIR --server mainstay=PATH --server etcd=PATH --etcdctl PATH [--members 3]
-                      [--auth limited|root] [--no-watch-cache] [--objects 2000] [--only NAME,...] [--migrate PATH]
+                      [--observers N] [--auth limited|root] [--no-watch-cache] [--objects 2000] [--nodes 1000] [--only NAME,...]
+                      [--migrate PATH]
 
 Each server is started with TLS for clients (client-cert-auth) and members. With --auth its authentication is enabled and
 kube-apiserver is the user that its certificate names, who may use /registry/ and compact_rev_key, or everything. Between the checks a member is
 killed with SIGKILL, certificates are replaced, and kube-apiserver compacts every five seconds. With --migrate the members, of an etcd, become
-those of the Mainstay at PATH one after the other, on their data, and etcd's again, beside a rolling restart of etcd's own.
+those of the Mainstay at PATH one after the other, on their data, and etcd's again, beside a rolling restart of etcd's own. With --observers
+kube-apiserver knows only observers of a Mainstay, which are killed, lose their data, and lose the members that feed them.
 
 Ends with "N passed, M failed", and exit code 1 if M is not 0. Python 3, standard library only; openssl; Go for --build.
 """
@@ -17,13 +19,12 @@ import argparse
 import base64
 import collections
 import concurrent.futures
+import contextlib
 import http.client
 import json
 import os
 import re
-import shlex
 import shutil
-import signal
 import socket
 import ssl
 import subprocess
@@ -33,6 +34,9 @@ import threading
 import time
 import traceback
 
+from kube_nodes import NodeChecks
+from kube_observers import ObserverChecks
+from kube_store import Authority, Ended, Store, openssl, wait_for
 from ports import free_port
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -46,150 +50,6 @@ def build(directory):
         print(f"building {name}", flush=True)
         subprocess.run(["nice", "-n", "10", "go", "build", "-p", "1", "-ldflags=-s -w", "-o", os.path.abspath(f"{directory}/{name}"),
                         package], cwd=f"{HERE}/kube", check=True)
-
-
-def openssl(*arguments):
-    subprocess.run(["openssl", *arguments], check=True, capture_output=True)
-
-
-def wait_for(what, condition, seconds=60):
-    deadline, last = time.monotonic() + seconds, None
-    while time.monotonic() < deadline:
-        try:
-            last = condition()
-            if last:
-                return last
-        except (OSError, http.client.HTTPException, subprocess.SubprocessError, AssertionError) as error:
-            last = error
-        time.sleep(0.1)
-    raise AssertionError(f"{what}: not within {seconds} s ({last})")
-
-
-class Authority:
-    """Signs certificates. Files that exist are replaced by a rename, as an operator would."""
-
-    def __init__(self, directory, name):
-        self.directory, self.name = directory, name
-        self.certificate, self.key = f"{directory}/{name}.crt", f"{directory}/{name}.key"
-        openssl("req", "-x509", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-days", "3",
-                "-subj", f"/CN={name}", "-out", self.certificate, "-keyout", self.key)
-
-    def issue(self, file, subject):
-        """Makes FILE.crt and FILE.key and returns their paths."""
-        path, extensions = f"{self.directory}/{file}", f"{self.directory}/extensions"
-        with open(extensions, "w", encoding="ascii") as out:
-            out.write("subjectAltName=IP:127.0.0.1,DNS:localhost\nextendedKeyUsage=serverAuth,clientAuth\n")
-        openssl("req", "-new", "-newkey", "ec", "-pkeyopt", "ec_paramgen_curve:prime256v1", "-nodes", "-subj", subject,
-                "-out", f"{path}.csr", "-keyout", f"{path}.key.new")
-        openssl("x509", "-req", "-in", f"{path}.csr", "-CA", self.certificate, "-CAkey", self.key, "-CAcreateserial",
-                "-days", "3", "-extfile", extensions, "-out", f"{path}.crt.new")
-        os.rename(f"{path}.key.new", f"{path}.key")
-        os.rename(f"{path}.crt.new", f"{path}.crt")
-        return f"{path}.crt", f"{path}.key"
-
-
-class Store:
-    """The members of one etcd or Mainstay, with TLS on every port."""
-
-    def __init__(self, program, members, directory, etcdctl):
-        self.program, self.directory, self.etcdctl = shlex.split(program), directory, etcdctl
-        self.authority = Authority(directory, "etcd-ca")
-        self.peers = Authority(directory, "etcd-peer-ca")
-        self.administrator = self.authority.issue("etcd-root", "/CN=root")
-        self.user = self.authority.issue("apiserver-etcd-client", "/O=kubernetes/CN=kube-apiserver")
-        self.names = [f"m{number}" for number in range(members)]
-        self.ports = {name: (free_port(), free_port()) for name in self.names}
-        self.processes = {}
-        # The programs, with more flags, of members that do not run the store's own.
-        self.others = {}
-        for name in self.names:
-            self.authority.issue(f"{name}-server", f"/CN={name}")
-            self.peers.issue(f"{name}-peer", f"/CN={name}")
-        for name in self.names:
-            self.start(name)
-        wait_for("the store serves", lambda: all(self.ctl("endpoint", "health", endpoint=name) for name in self.names))
-
-    def endpoint(self, name):
-        return f"https://127.0.0.1:{self.ports[name][0]}"
-
-    def endpoints(self):
-        return ",".join(self.endpoint(name) for name in self.names)
-
-    def start(self, name):
-        client, peer = self.endpoint(name), f"https://127.0.0.1:{self.ports[name][1]}"
-        cluster = ",".join(f"{other}=https://127.0.0.1:{self.ports[other][1]}" for other in self.names)
-        with open(f"{self.directory}/{name}.log", "ab") as log:
-            self.processes[name] = subprocess.Popen([
-                *self.others.get(name, self.program), "--name", name, "--data-dir", f"{self.directory}/{name}",
-                "--listen-client-urls", client, "--advertise-client-urls", client,
-                "--listen-peer-urls", peer, "--initial-advertise-peer-urls", peer, "--initial-cluster", cluster,
-                "--cert-file", f"{self.directory}/{name}-server.crt", "--key-file", f"{self.directory}/{name}-server.key",
-                "--trusted-ca-file", self.authority.certificate, "--client-cert-auth",
-                "--peer-cert-file", f"{self.directory}/{name}-peer.crt", "--peer-key-file", f"{self.directory}/{name}-peer.key",
-                "--peer-trusted-ca-file", self.peers.certificate, "--peer-client-cert-auth",
-            ], stdout=log, stderr=log)
-
-    def kill(self, name):
-        self.processes[name].send_signal(signal.SIGKILL)
-        self.processes[name].wait()
-
-    def terminate(self, name):
-        self.processes[name].terminate()
-        self.processes[name].wait(60)
-
-    def restart(self, name):
-        self.terminate(name)
-        self.start(name)
-
-    def serves(self, name):
-        wait_for(f"{name} serves", lambda: self.ctl("endpoint", "health", endpoint=name))
-
-    def leader_last(self):
-        """The members in the order in which an operator restarts them."""
-        def leads(name):
-            status = json.loads(self.ctl("endpoint", "status", "-w", "json", endpoint=name))[0]["Status"]
-            return status["leader"] == status["header"]["member_id"]
-        return sorted(self.names, key=leads)
-
-    def export(self, name, mainstay, release):
-        """Puts a directory of etcd's in the place of a stopped member's of Mainstay."""
-        data = f"{self.directory}/{name}"
-        subprocess.run([*mainstay, "utl", "export", "--data-dir", data, "--to", f"{data}.made", "--release", release],
-                       check=True, capture_output=True)
-        shutil.rmtree(data)
-        os.rename(f"{data}.made", data)
-
-    def ctl(self, *arguments, endpoint=None, check=True):
-        certificate, key = self.administrator
-        done = subprocess.run([
-            *shlex.split(self.etcdctl), "--endpoints", self.endpoint(endpoint) if endpoint else self.endpoints(),
-            "--cacert", self.authority.certificate, "--cert", certificate, "--key", key, *arguments,
-        ], capture_output=True, timeout=30, check=False, env={**os.environ, "ETCDCTL_API": "3"})
-        if check and done.returncode != 0:
-            raise AssertionError(f"etcdctl {' '.join(arguments)}: {done.stderr.decode()[-500:]}")
-        return done.stdout.decode() or done.stderr.decode()
-
-    def enable_auth(self, how):
-        """As etcd's documentation has it: root, and a user whose name is the certificate's, with the permissions it needs."""
-        for command in ["user add root --no-password", "role add root", "user grant-role root root",
-                        "user add kube-apiserver --no-password", "role add kubernetes",
-                        "role grant-permission kubernetes --prefix=true readwrite /registry/",
-                        "role grant-permission kubernetes readwrite compact_rev_key",
-                        "user grant-role kube-apiserver kubernetes", "auth enable"]:
-            # etcd has made the role root by itself since 3.6.
-            self.ctl(*command.split(), check=command != "role add root")
-        if how == "root":
-            self.ctl("user", "grant-role", "kube-apiserver", "root")
-
-    def stop(self):
-        for process in self.processes.values():
-            process.terminate()
-        for process in self.processes.values():
-            try:
-                process.wait(20)
-            except subprocess.TimeoutExpired:
-                process.kill()
-                process.wait()
 
 
 class Kubernetes:
@@ -220,7 +80,7 @@ class Kubernetes:
     def start(self):
         with open(f"{self.directory}/apiserver.log", "ab") as log:
             self.process = subprocess.Popen([
-                f"{self.programs}/kube-apiserver", f"--etcd-servers={self.store.endpoints()}",
+                f"{self.programs}/kube-apiserver", f"--etcd-servers={self.store.endpoints(self.store.serving)}",
                 f"--etcd-cafile={self.store.authority.certificate}", f"--etcd-certfile={self.store.user[0]}",
                 f"--etcd-keyfile={self.store.user[1]}", f"--etcd-compaction-interval={COMPACTION_SECONDS}s",
                 "--etcd-db-metric-poll-interval=2s", "--etcd-count-metric-poll-period=2s", "--event-ttl=4s",
@@ -296,12 +156,12 @@ def config_map(name, data, **metadata):
     return {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name, **metadata}, "data": data}
 
 
-class Checks:
+class Checks(NodeChecks, ObserverChecks):
     """One server's checks, in the order of their names in ALL."""
 
     def __init__(self, kubernetes, store, options):
         self.kube, self.store, self.options = kubernetes, store, options
-        self.threads = concurrent.futures.ThreadPoolExecutor(8)
+        self.threads = concurrent.futures.ThreadPoolExecutor(10)
 
     def namespace(self, name):
         self.kube.expect(201, "POST", CORE, {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": name}})
@@ -626,15 +486,15 @@ class Checks:
 
         def during(acknowledged):
             self.more_than(acknowledged, 20)
-            before = {name: serial(name) for name in store.names}
-            for name in store.names:
+            before = {name: serial(name) for name in store.nodes}
+            for name in store.nodes:
                 store.authority.issue(f"{name}-server", f"/CN={name}")
                 store.peers.issue(f"{name}-peer", f"/CN={name}")
             store.authority.issue("apiserver-etcd-client", "/O=kubernetes/CN=kube-apiserver")
-            for name in store.names:
+            for name in store.nodes:
                 wait_for("the new certificate is shown", lambda name=name: serial(name) != before[name], 30)
             self.more_than(acknowledged, 20)
-            for name in store.names:
+            for name in store.nodes:
                 store.restart(name)
                 store.serves(name)
                 self.more_than(acknowledged, 20)
@@ -642,16 +502,33 @@ class Checks:
         count, errors = self.writing(self.namespace("rotated"), during)
         return f"{count} acknowledged, {len(errors)} not"
 
-    def rolled(self, label, step):
-        """Each member is stopped and started again, by `step`, while clients of all kinds go on. Whatever was acknowledged is there, and
-        watches have seen it once. Says how many requests failed, and the longest time without a success, by kind."""
+    def rolled(self, label, step, names=None):
+        """Each member, or each of these, is stopped and started again, by `step`, while clients of all kinds go on. Whatever was
+        acknowledged is there, no later read was older than it, watches have seen it once, and kube-apiserver's caches are right. Says how
+        many requests failed, and the longest time without a success, by kind. `step` also gets a function that waits until more has
+        been created."""
         kube, store, home, over = self.kube, self.store, self.namespace(label), threading.Event()
+        gone, watching = threading.Event(), [None, None]
         leases = f"/apis/coordination.k8s.io/v1/namespaces/{label}/leases"
         renewed = {"spec": {"holderIdentity": "n", "leaseDurationSeconds": 40}}
         kube.expect(201, "POST", leases, {"apiVersion": "coordination.k8s.io/v1", "kind": "Lease", "metadata": {"name": "node"}, **renewed})
         begin = kube.expect(200, "GET", f"{home}/configmaps")["metadata"]["resourceVersion"]
         done, failed, longest = collections.Counter(), collections.defaultdict(collections.Counter), collections.Counter()
         created, seen, resumed = [], [[], []], collections.Counter()
+        # The newest resourceVersion that was acknowledged of any object and of the lease, and the reads that began later and saw less.
+        newest, stale = collections.Counter(), []
+
+        def acknowledged(kind, answer, wanted):
+            if answer[0] == wanted:
+                newest[kind] = max(newest[kind], int(answer[1]["metadata"]["resourceVersion"]))
+            return answer
+
+        def fresh(kind, path):
+            least = newest[kind]
+            status, body = kube.call("GET", path)
+            if status == 200 and int(body["metadata"]["resourceVersion"]) < least:
+                stale.append(f"GET {path} is of {body['metadata']['resourceVersion']}, after {least} was acknowledged")
+            return status, body
 
         def repeat(kind, wanted, request):
             last, n = time.monotonic(), 0
@@ -674,16 +551,31 @@ class Checks:
 
         def create(number):
             def request(n):
-                status, body = kube.call("POST", f"{home}/configmaps", config_map(f"{number}-{n:05}", {"n": str(n)}))
-                if status == 201:
+                answer = kube.call("POST", f"{home}/configmaps", config_map(f"{number}-{n:05}", {"n": str(n)}))
+                if answer[0] == 201:
                     created.append(f"{number}-{n:05}")
-                return status, body
+                return acknowledged("any", answer, 201)
             return request
+
+        def renew(n):
+            change = {"metadata": {"annotations": {"n": str(n)}}}
+            answer = acknowledged("lease", kube.call("PATCH", f"{leases}/node", change, kind="application/merge-patch+json"), 200)
+            # At once: the next request of kube-apiserver goes to another node of the store.
+            return fresh("lease", f"{leases}/node") if answer[0] == 200 else answer
+
+        def by_kubectl(n):
+            over.wait(0.3)  # What the program itself costs should not be most of the load.
+            try:
+                kube.kubectl("-n", label, "create", "configmap", f"kubectl-{n:05}", f"--from-literal=n={n}")
+            except (AssertionError, subprocess.TimeoutExpired) as error:
+                return None, str(error).rsplit(": ", 1)[-1]
+            created.append(f"kubectl-{n:05}")
+            return 201, None
 
         def watch(number):
             at, ended = begin, False
-            while not ended:
-                connection = kube.connection()
+            while not ended and not gone.is_set():
+                connection = watching[number] = kube.connection()
                 try:
                     connection.request("GET", f"{home}/configmaps?watch=true&resourceVersion={at}&allowWatchBookmarks=true")
                     answer = connection.getresponse()
@@ -704,25 +596,33 @@ class Checks:
                 resumed["times"] += not ended
 
         jobs = [self.threads.submit(repeat, "create", 201, create(number)) for number in range(2)]
-        jobs.append(self.threads.submit(repeat, "list", 200, lambda _: kube.call("GET", f"{home}/configmaps?limit=50")))
-        jobs.append(self.threads.submit(repeat, "get", 200, lambda _: kube.call("GET", f"{leases}/node")))
-        jobs.append(self.threads.submit(repeat, "renew", 200, lambda n: kube.call(
-            "PATCH", f"{leases}/node", {"metadata": {"annotations": {"n": str(n)}}}, kind="application/merge-patch+json")))
+        jobs.append(self.threads.submit(repeat, "kubectl", 201, by_kubectl))
+        jobs.append(self.threads.submit(repeat, "list", 200, lambda _: fresh("any", f"{home}/configmaps?limit=50")))
+        jobs.append(self.threads.submit(repeat, "get", 200, lambda _: fresh("lease", f"{leases}/node")))
+        jobs.append(self.threads.submit(repeat, "renew", 200, renew))
         watches = [self.threads.submit(watch, number) for number in range(2)]
         try:
-            for name in store.leader_last():
-                step(name)
+            for name in names or store.leader_last():
+                step(name, lambda: self.more_than(created, 30))
                 store.serves(name)
                 self.more_than(created, 30)
-        finally:
             over.set()
             for job in jobs:
                 job.result()
-        kube.wait_ready()
-        kube.expect(201, "POST", f"{home}/configmaps", config_map("the-end", {}))
-        for one in watches:
-            one.result(120)
+            kube.wait_ready()
+            kube.expect(201, "POST", f"{home}/configmaps", config_map("the-end", {}))
+            for one in watches:
+                one.result(120)
+        finally:
+            # After a failure nothing may go on.
+            over.set()
+            gone.set()
+            for connection in watching:
+                if connection and connection.sock:
+                    with contextlib.suppress(OSError):
+                        connection.sock.shutdown(socket.SHUT_RDWR)
         there = {item["metadata"]["name"] for item in kube.expect(200, "GET", f"{home}/configmaps")["items"]}
+        assert not stale, f"{len(stale)} stale reads: {stale[0]}"
         assert set(created) <= there, f"{len(set(created) - there)} acknowledged objects are gone"
         for events in seen:
             assert len(events) == len(set(events)) and set(events) == there, (len(events), len(there))
@@ -731,19 +631,38 @@ class Checks:
         while len(compacted) != 1:
             # kube-apiserver compacts meanwhile, and a hash is of what is left.
             told = [json.loads(store.ctl("endpoint", "hashkv", "--rev", revision, "-w", "json", endpoint=name))[0]["HashKV"]
-                    for name in store.names]
+                    for name in store.nodes]
             compacted = {one.get("compact_revision", 0) for one in told}
             hashes = {one["hash"] for one in told}
         assert len(hashes) == 1, told
+        self.caches_are_right(label)
         said = [f"{kind} {done[kind]}, {sum(failed[kind].values())} failed, longest {longest[kind]:.2f} s" for kind in sorted(done)]
         why = collections.Counter()
         for reasons in failed.values():
             why.update(reasons)
         return f"{label}: {'; '.join(said)}; watches resumed {resumed['times']} times {dict(why) or ''}"
 
+    def caches_are_right(self, label):
+        """What kube-apiserver has cached is what it lists, and what every member and observer of the store holds."""
+        kube, path = self.kube, f"{CORE}/{label}/configmaps"
+
+        def versions(query):
+            items = kube.expect(200, "GET", f"{path}{query}")["items"]
+            return {item["metadata"]["name"]: int(item["metadata"]["resourceVersion"]) for item in items}
+
+        listed = versions("")
+        wait_for("the cache has what is listed", lambda: versions("?resourceVersion=0") == listed, 30)
+        for name in self.store.nodes:
+            held = json.loads(self.store.ctl("get", f"/registry/configmaps/{label}/", "--prefix", "--keys-only", "-w", "json", endpoint=name))
+            held = {base64.b64decode(kv["key"]).decode().rsplit("/", 1)[1]: kv["mod_revision"] for kv in held["kvs"]}
+            assert held == listed, f"{name} holds {len(held)} objects, kube-apiserver lists {len(listed)}, or other revisions of them"
+
+    def restarted(self, name, _):
+        self.store.restart(name)
+
     def rolling(self):
         """A rolling restart, with the same binary."""
-        return self.rolled("rolling", self.store.restart)
+        return self.rolled("rolling", self.restarted)
 
     def migrated(self):
         """Every member becomes Mainstay's on etcd's data, and etcd's again."""
@@ -751,17 +670,17 @@ class Checks:
         version = subprocess.run([*store.program, "--version"], check=True, capture_output=True, text=True).stdout.split()[2]
         release = ".".join(version.split(".")[:2])
 
-        def over(name):
+        def over(name, _):
             store.terminate(name)
             store.others[name] = [*mainstay, f"--api-version={release}"]
             store.start(name)
 
-        def back(name):
+        def back(name, _):
             store.terminate(name)
             store.export(name, mainstay, release)
             del store.others[name]
             store.start(name)
-        steps = [("to-mainstay", over), ("restarted-mainstay", store.restart), ("to-etcd", back)]
+        steps = [("to-mainstay", over), ("restarted-mainstay", self.restarted), ("to-etcd", back)]
         return "\n        ".join(["", *(self.rolled(label, step) for label, step in steps)])
 
     def restart(self):
@@ -796,13 +715,13 @@ class Checks:
         """Who has no certificate, or one of another authority, is not let in; and nor is another user."""
         store = self.store
         with tempfile.TemporaryDirectory() as other:
-            certificate, key = Authority(other, "etcd-ca").issue("stranger", "/CN=root")
-            for files in [None, (certificate, key)]:
+            stranger = Authority(other, "etcd-ca").issue("stranger", "/CN=root")
+            for name, files in [(name, files) for name in dict.fromkeys(["m0", store.serving[0]]) for files in [None, stranger]]:
                 context = ssl.create_default_context(cafile=store.authority.certificate)
                 if files:
                     context.load_cert_chain(*files)
                 try:
-                    connection = http.client.HTTPSConnection("127.0.0.1", store.ports["m0"][0], context=context, timeout=10)
+                    connection = http.client.HTTPSConnection("127.0.0.1", store.ports[name][0], context=context, timeout=10)
                     connection.request("GET", "/version")
                     status = connection.getresponse().status
                 except (OSError, http.client.HTTPException):
@@ -823,7 +742,8 @@ class Checks:
 
 
 ALL = ["readiness", "kubectl", "custom_resources", "objects", "watches", "conflicts", "namespaces", "leases", "compaction",
-       "metrics", "strangers", "killed_members", "rotated_certificates", "restart", "metrics"]
+       "metrics", "strangers", "killed_members", "rotated_certificates", "restart", "metrics", "node_leases"]
+OF_OBSERVERS = ["killed_observers", "wiped_observers", "killed_feeders", "paused_feeders"]
 
 
 def run(name, program, options):
@@ -831,12 +751,12 @@ def run(name, program, options):
     store = kubernetes = None
     passed, failed = 0, 0
     try:
-        store = Store(program, options.members, directory, options.etcdctl)
+        store = Store(program, options.members, options.observers, directory, options.etcdctl)
         if options.auth:
             store.enable_auth(options.auth)
         kubernetes = Kubernetes(options.programs, store, directory, options.watch_cache)
         checks = Checks(kubernetes, store, options)
-        for check in ALL + (["rolling", "migrated"] if options.migrate else []):
+        for check in ALL + (OF_OBSERVERS if options.observers else []) + (["rolling", "migrated"] if options.migrate else []):
             if options.only and check not in options.only:
                 continue
             began = time.monotonic()
@@ -848,7 +768,7 @@ def run(name, program, options):
                 failed += 1
                 where = "" if isinstance(error, AssertionError) else traceback.format_exc()
                 print(f"FAILED  {name} {check} ({time.monotonic() - began:.1f} s): {error} {where}", flush=True)
-    except AssertionError as error:
+    except (AssertionError, Ended) as error:
         failed += 1
         print(f"FAILED  {name}: {error}", flush=True)
     finally:
@@ -869,10 +789,13 @@ def main():
     parser.add_argument("--server", action="append", default=[], metavar="NAME=PATH")
     parser.add_argument("--etcdctl", default="etcdctl")
     parser.add_argument("--members", type=int, default=1)
+    parser.add_argument("--observers", type=int, default=0,
+                        help="observers of a Mainstay, which kube-apiserver uses instead of the members")
     parser.add_argument("--auth", choices=["limited", "root"],
                         help="enables authentication: kube-apiserver may use its keys only, or has the role root besides")
     parser.add_argument("--no-watch-cache", dest="watch_cache", action="store_false")
     parser.add_argument("--objects", type=int, default=2000)
+    parser.add_argument("--nodes", type=int, default=1000, help="whose Lease objects are created and renewed")
     parser.add_argument("--only", type=lambda text: text.split(","))
     parser.add_argument("--migrate", metavar="PATH", help="Mainstay's binary, which members of an etcd become and leave again")
     parser.add_argument("--keep", action="store_true", help="keeps data and logs")
@@ -881,6 +804,8 @@ def main():
         build(options.build)
     if not options.server:
         sys.exit(0 if options.build else 2)
+    if options.observers and (options.members < 3 or options.migrate):
+        parser.error("--observers needs three members, of which one at a time is killed, and cannot follow those of an etcd")
     options.programs = os.path.abspath(options.programs or options.build)
     passed = failed = 0
     for server in options.server:

@@ -4,12 +4,15 @@ import (
 	"context"
 	"encoding/json"
 	"errors"
+	"flag"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"os"
 	"path/filepath"
 	"slices"
 	"sort"
+	"strings"
 	"sync"
 	"time"
 
@@ -18,6 +21,9 @@ import (
 	"mainstay/interop/cluster"
 	"mainstay/interop/history"
 )
+
+// usualFaults are injected when --faults does not say which.
+const usualFaults = "kill-leader,kill-any,pause,partition,oneway,restart"
 
 // historyRun is one run of `cluster history`.
 type historyRun struct {
@@ -34,15 +40,24 @@ type historyRun struct {
 func runHistory(ctx context.Context, args []string) int {
 	f := newClusterFlags("history")
 	seconds := f.Int("seconds", 60, "how long clients work and faults are injected")
-	list := f.String("faults", "kill-leader,kill-any,pause,partition,oneway,restart", "faults to inject, with commas between them; empty for none")
+	observers := f.Int("observers", 0, "number of observers, which clients use like members; for Mainstay")
+	list := f.String("faults", "", "faults to inject, with commas between them; empty for none; default: "+usualFaults+", and with --observers all of theirs")
 	every := f.Duration("every", 5*time.Second, "time from one fault to the next")
-	clients := f.Int("clients", 9, "number of clients, spread over the members")
+	clients := f.Int("clients", 9, "number of clients, spread over the members and observers")
 	rate := f.Int("rate", 300, "operations per second over all clients, at most")
 	timeout := f.Duration("timeout", 2*time.Second, "time limit of one operation")
 	seed := f.Uint64("seed", 0, "seed of operations and faults; 0 takes one at random")
 	migrate := f.String("migrate", "", "path of Mainstay's binary: the faults in-place and replacement turn members of --server, an etcd, into its, and back")
 	verbose := f.Bool("v", false, "print each fault")
 	f.parse(args, false)
+	given := false
+	f.Visit(func(set *flag.Flag) { given = given || set.Name == "faults" })
+	if !given {
+		*list = usualFaults
+		if *observers > 0 {
+			*list += "," + strings.Join(slices.Sorted(maps.Keys(observerFaults)), ",")
+		}
+	}
 	names, err := parseFaults(*list)
 	if err != nil || *clients < 1 || *rate < 1 {
 		return cannotRun("history", fmt.Errorf("%v; --clients and --rate must be at least 1", err))
@@ -50,15 +65,23 @@ func runHistory(ctx context.Context, args []string) int {
 	if *seed == 0 {
 		*seed = rand.Uint64()
 	}
+	if *observers < 0 || *observers > 0 && *migrate != "" {
+		return cannotRun("history", errors.New("--observers cannot be negative, and none can follow members of etcd: not with --migrate"))
+	}
+	if *observers == 0 && slices.ContainsFunc(names, isOfObservers) {
+		return cannotRun("history", errors.New("faults of observers need --observers"))
+	}
+	options := f.options(f.servers[0], true)
+	options.Observers = *observers
 	startCtx, cancel := context.WithTimeout(ctx, 60*time.Second)
 	defer cancel()
-	c, err := cluster.Start(startCtx, f.options(f.servers[0], true))
+	c, err := cluster.Start(startCtx, options)
 	if err != nil {
 		return cannotRun("history", err)
 	}
 	defer c.Close()
 	run := &historyRun{flags: f, cluster: c}
-	run.load = &load{started: time.Now(), timeout: *timeout, every: time.Second * time.Duration(*clients) / time.Duration(*rate), known: map[string]int64{}}
+	run.load = &load{started: time.Now(), timeout: *timeout, every: time.Second * time.Duration(*clients) / time.Duration(*rate), bounded: *observers > 0, known: map[string]int64{}}
 	run.faults = &faults{cluster: c, names: names, every: *every, rng: rand.New(rand.NewPCG(*seed, 99)), say: func(format string, args ...any) {
 		if *verbose {
 			fmt.Printf("%7.2f s "+format+"\n", append([]any{time.Since(run.load.started).Seconds()}, args...)...)
@@ -71,7 +94,7 @@ func runHistory(ctx context.Context, args []string) int {
 	} else if slices.ContainsFunc(names, isStep) {
 		return cannotRun("history", errors.New("the faults in-place and replacement need --migrate"))
 	}
-	fmt.Printf("%s, %d members, %d clients, %d s, seed %d\n", f.servers[0].name, f.members, *clients, *seconds, *seed)
+	fmt.Printf("%s, %d members, %d observers, %d clients, %d s, seed %d\n", f.servers[0].name, f.members, *observers, *clients, *seconds, *seed)
 	run.work(ctx, time.Duration(*seconds)*time.Second, *clients, *seed)
 	if ctx.Err() != nil {
 		return cannotRun("history", ctx.Err())
@@ -95,7 +118,8 @@ func (r *historyRun) work(ctx context.Context, lasting time.Duration, clients in
 			}
 		}()
 	}
-	for _, m := range r.cluster.Members {
+	nodes := r.cluster.Nodes()
+	for _, m := range nodes {
 		w := &watcher{name: "watch at " + m.Name}
 		r.watches = append(r.watches, w)
 		go w.follow(watchCtx, m)
@@ -109,7 +133,7 @@ func (r *historyRun) work(ctx context.Context, lasting time.Duration, clients in
 		start(func() error { return r.load.contender(ctx, 1000+m.Index, m) })
 	}
 	for n := range clients {
-		start(func() error { return r.load.client(ctx, n, r.cluster.Members[n%len(r.cluster.Members)], seed) })
+		start(func() error { return r.load.client(ctx, n, nodes[n%len(nodes)], seed) })
 	}
 	if len(r.faults.names) > 0 {
 		start(func() error { r.faults.run(ctx); return nil })
@@ -120,7 +144,7 @@ func (r *historyRun) work(ctx context.Context, lasting time.Duration, clients in
 	}
 }
 
-// collect asks every member for everything, when all is quiet.
+// collect asks every member and observer for everything, when all is quiet.
 func (r *historyRun) collect(ctx context.Context) (*history.History, []history.Violation) {
 	var violations []history.Violation
 	broken := func(kind, format string, args ...any) {
@@ -134,6 +158,9 @@ func (r *historyRun) collect(ctx context.Context) (*history.History, []history.V
 	}
 	if g := r.faults.migration; g != nil && len(g.done.n) == 0 {
 		broken("nothing done", "no member was migrated")
+	}
+	if len(r.cluster.Observers) > 0 && r.atObservers(func(o *history.Op) bool { return !o.Serializable && o.Name == "get" }) == 0 {
+		broken("nothing done", "no observer answered a linearizable read")
 	}
 	h := &history.History{Ops: r.load.ops}
 	recoverCtx, cancel := context.WithTimeout(ctx, 60*time.Second)
@@ -149,7 +176,7 @@ func (r *historyRun) collect(ctx context.Context) (*history.History, []history.V
 	if err != nil {
 		broken("not converged", "%v", err)
 	}
-	for i, m := range r.cluster.Members {
+	for i, m := range r.cluster.Nodes() {
 		ctx, cancel := context.WithTimeout(ctx, 60*time.Second)
 		defer cancel()
 		member, err := ask(ctx, m, revision)
@@ -166,13 +193,13 @@ func (r *historyRun) collect(ctx context.Context) (*history.History, []history.V
 	return h, violations
 }
 
-// settle waits until no lease is left that could expire, and all members are at
+// settle waits until no lease is left that could expire, and all members and observers are at
 // the same revision.
 func (r *historyRun) settle(ctx context.Context) (int64, error) {
 	for {
 		revisions, leases := map[int64]bool{}, 0
 		var revision int64
-		for _, m := range r.cluster.Members {
+		for _, m := range r.cluster.Nodes() {
 			c, err := cluster.Client(m)
 			if err != nil {
 				return 0, err
@@ -325,6 +352,12 @@ func (r *historyRun) summary(h *history.History, checked time.Duration) {
 	}
 	fmt.Printf("operations  %d: %s\n", len(h.Ops), sortedCounts(byName))
 	fmt.Printf("            %d unknown, of which %d were writes that happened; %d refused\n", unknown, resolved, refused)
+	if n := len(r.cluster.Observers); n > 0 {
+		fmt.Printf("observers   %d: %d operations acknowledged, %d of them writes, %d serializable reads with a bound; fed by another node %d times\n", n,
+			r.atObservers(func(*history.Op) bool { return true }),
+			r.atObservers(func(o *history.Op) bool { return !strings.Contains(o.Name, "get") && o.Name != "list" }),
+			r.atObservers(func(o *history.Op) bool { return o.Staleness > 0 }), r.faults.refed)
+	}
 	fmt.Printf("failures    %s\n", sortedCounts(r.load.failures.n))
 	fmt.Printf("faults      %s\n", sortedCounts(r.faults.injected.n))
 	if r.faults.migration != nil {
@@ -353,6 +386,19 @@ func (r *historyRun) summary(h *history.History, checked time.Duration) {
 		fmt.Printf("final       revision %d, %d keys, HashKV %d\n", h.Members[0].Revision, len(h.Members[0].Linearizable), h.Members[0].Hash)
 	}
 	fmt.Printf("checked in  %v\n", checked.Round(time.Millisecond))
+}
+
+// atObservers counts the operations of one kind that observers acknowledged.
+func (r *historyRun) atObservers(kind func(*history.Op) bool) int {
+	count := 0
+	for _, m := range r.cluster.Observers {
+		for _, o := range r.load.ops {
+			if o.At == m.Name && o.Outcome == history.Acknowledged && kind(o) {
+				count++
+			}
+		}
+	}
+	return count
 }
 
 // afterKills are the times from each kill of a leader to the end of the first

@@ -4,6 +4,7 @@ import (
 	"context"
 	"errors"
 	"fmt"
+	"maps"
 	"math/rand/v2"
 	"slices"
 	"strings"
@@ -48,6 +49,9 @@ type faults struct {
 	// recoveries are the times from the end of each fault until all members were
 	// healthy.
 	recoveries []time.Duration
+	// fedBy is who feeds each observer, as it was last seen; refed counts changes of it.
+	fedBy map[*cluster.Member]*cluster.Member
+	refed int
 	// problems are members that did not come back.
 	problems []string
 	// queue is a shuffled list of what comes next, so that each fault comes about
@@ -61,11 +65,8 @@ func parseFaults(list string) ([]string, error) {
 		if name == "" {
 			continue
 		}
-		if faultNames[name] == "" {
-			var all []string
-			for known := range faultNames {
-				all = append(all, known)
-			}
+		if faultNames[name] == "" && !isOfObservers(name) {
+			all := slices.AppendSeq(slices.Collect(maps.Keys(faultNames)), maps.Keys(observerFaults))
 			slices.Sort(all)
 			return nil, fmt.Errorf("unknown fault %q; there are %s", name, strings.Join(all, ", "))
 		}
@@ -122,14 +123,17 @@ func (f *faults) run(ctx context.Context) {
 func (f *faults) recovered() error {
 	ctx, cancel := context.WithTimeout(context.Background(), 60*time.Second)
 	defer cancel()
-	for _, m := range f.cluster.Members {
+	for _, m := range f.cluster.Nodes() {
 		if !m.Running() && !m.Gone {
 			if err := m.Start(); err != nil {
 				return err
 			}
 		}
 	}
-	return f.cluster.WaitHealthy(ctx, f.cluster.Members...)
+	if err := f.cluster.WaitHealthy(ctx, f.cluster.Nodes()...); err != nil {
+		return err
+	}
+	return f.noteFeeders(ctx)
 }
 
 // lasting is how long a fault stays: long enough for an election, of which one
@@ -156,6 +160,9 @@ func (f *faults) leaderOrAny(ctx context.Context) (*cluster.Member, error) {
 }
 
 func (f *faults) inject(ctx context.Context, name string) error {
+	if isOfObservers(name) {
+		return f.injectObserver(ctx, name)
+	}
 	network := f.cluster.Network
 	switch name {
 	case "kill-leader":
@@ -224,10 +231,7 @@ func (f *faults) inject(ctx context.Context, name string) error {
 		if err != nil {
 			return err
 		}
-		rule := cluster.Rule{Hold: true}
-		if f.rng.IntN(3) == 0 {
-			rule = cluster.Rule{Refuse: true}
-		}
+		rule := f.cut()
 		network.Cut(m.Index, rule)
 		f.say("cut off %s, %+v", m.Name, rule)
 		pause(ctx, f.lasting())
@@ -241,7 +245,7 @@ func (f *faults) inject(ctx context.Context, name string) error {
 		if f.rng.IntN(2) == 0 {
 			only = f.any().Index
 		}
-		for _, other := range f.cluster.Members {
+		for _, other := range f.cluster.Nodes() {
 			if other == m || only >= 0 && only != m.Index && only != other.Index {
 				continue
 			}
@@ -256,8 +260,8 @@ func (f *faults) inject(ctx context.Context, name string) error {
 		network.Heal(f.rng.IntN(2) == 0)
 	case "slow":
 		slow := f.any()
-		for _, a := range f.cluster.Members {
-			for _, b := range f.cluster.Members {
+		for _, a := range f.cluster.Nodes() {
+			for _, b := range f.cluster.Nodes() {
 				rule := cluster.Rule{Delay: time.Duration(f.rng.IntN(80)) * time.Millisecond}
 				if a == slow {
 					rule.BytesPerSecond = 50_000

@@ -4,6 +4,7 @@ import (
 	"context"
 	"fmt"
 	"math/rand/v2"
+	"strconv"
 	"sync"
 	"sync/atomic"
 	"time"
@@ -12,6 +13,7 @@ import (
 	"go.etcd.io/etcd/api/v3/mvccpb"
 	clientv3 "go.etcd.io/etcd/client/v3"
 	"go.etcd.io/etcd/client/v3/concurrency"
+	"google.golang.org/grpc/metadata"
 
 	"mainstay/interop/cluster"
 	"mainstay/interop/history"
@@ -26,7 +28,9 @@ const (
 	// lockTTL is the lease time of the contenders' sessions in seconds. A holder
 	// whose lease ends while it is cut off may believe for about that long that
 	// it still holds the lock; that is why its writes carry a guard.
-	lockTTL    = 4
+	lockTTL = 4
+	// staleness is the bound of serializable reads that have one: some are answered from the state as it is, others are not.
+	staleness  = 100 * time.Millisecond
 	lockPrefix = "lock/a"
 )
 
@@ -40,6 +44,8 @@ type load struct {
 	nextID atomic.Int64
 	mu     sync.Mutex
 	ops    []*history.Op
+	// bounded says that some serializable reads bound their staleness, which only Mainstay knows.
+	bounded bool
 	// known is the newest mod revision that any client has seen of a key.
 	known map[string]int64
 
@@ -74,7 +80,7 @@ func (l *load) client(ctx context.Context, number int, m *cluster.Member, seed u
 		case <-tick.C:
 		}
 		o := l.invent(rng)
-		o.Client, o.Member = number, m.Index
+		o.Client, o.At = number, m.Name
 		if l.do(c, o) != nil {
 			// A member that is down answers at once; asking it again at once only
 			// makes a longer list of failures.
@@ -109,6 +115,9 @@ func (l *load) invent(rng *rand.Rand) *history.Op {
 		o.Name, o.Then = "get", []history.Action{get(0)}
 	case n < 53:
 		o.Name, o.Then, o.Serializable = "get-serializable", []history.Action{get(0)}, true
+		if l.bounded && n < 50 {
+			o.Name, o.Staleness = "get-bounded", int64(staleness)
+		}
 	case n < 71:
 		o.Name, o.Guard, o.Then, o.Else = "cas", guard(), []history.Action{put(0)}, []history.Action{get(0)}
 	case n < 79:
@@ -164,6 +173,9 @@ func send(ctx context.Context, c *clientv3.Client, o *history.Op) error {
 		o.Succeeded = true
 		var r clientv3.OpResponse
 		var err error
+		if o.Staleness > 0 {
+			ctx = metadata.AppendToOutgoingContext(ctx, "mainstay-max-staleness-ms", strconv.FormatInt(o.Staleness/int64(time.Millisecond), 10))
+		}
 		if r, err = c.Do(ctx, action(a, o.Serializable)); err != nil {
 			o.Succeeded = false
 			return err
@@ -328,7 +340,7 @@ func (l *load) critical(ctx context.Context, c *clientv3.Client, number int, m *
 		case <-time.After(20 * time.Millisecond):
 		}
 		id := int(l.nextID.Add(1))
-		o := &history.Op{ID: id, Client: number, Member: m.Index, Name: "fenced-put",
+		o := &history.Op{ID: id, Client: number, At: m.Name, Name: "fenced-put",
 			Guard: &history.Guard{Key: mutex.Key(), Create: true, Rev: created},
 			Then:  []history.Action{{Do: history.Put, Key: "fence/a", Value: fmt.Sprintf("v%d", id)}},
 			Fence: &history.Fence{Prefix: lockPrefix + "/", Key: mutex.Key(), Create: created}}

@@ -13,6 +13,7 @@ import (
 	"net/http"
 	"os"
 	"path/filepath"
+	"slices"
 	"sort"
 	"strings"
 	"sync"
@@ -36,6 +37,9 @@ type Options struct {
 	Mixed string
 	// Members is the size of the cluster at its start.
 	Members int
+	// Observers is how many observers follow the members' log; only Mainstay has them. The first follows a member, the second
+	// the first, the third a member again, and so on; each turns to the members when it is not fed.
+	Observers int
 	// Flags are given to every member after those of the cluster itself.
 	Flags []string
 	// Proxied puts a proxy of ours in front of every peer URL, so that Network
@@ -49,6 +53,8 @@ type Options struct {
 type Cluster struct {
 	Options
 	Members []*Member
+	// Observers are processes like members, but no members.
+	Observers []*Member
 	// Network is between the members; nil when they talk directly.
 	Network *Network
 
@@ -112,12 +118,39 @@ func Prepare(o Options) (*Cluster, error) {
 	for _, m := range c.Members {
 		m.initial, m.state = initial, "new"
 	}
+	for i := range o.Observers {
+		m, err := c.lay(fmt.Sprintf("o%d", i))
+		if err != nil {
+			c.Close()
+			return nil, err
+		}
+		if i%2 == 1 {
+			m.feeds = append(m.feeds, c.Observers[i-1])
+		}
+		first := i % len(c.Members)
+		m.feeds = append(append(m.feeds, c.Members[first:]...), c.Members[:first]...)
+		c.mu.Lock()
+		c.Observers = append(c.Observers, m)
+		c.mu.Unlock()
+	}
 	return c, nil
 }
 
 // allot makes a member that is not started yet.
 func (c *Cluster) allot(name string) (*Member, error) {
-	m := &Member{Name: name, Index: len(c.Members), cluster: c, dir: filepath.Join(c.dir, name)}
+	m, err := c.lay(name)
+	if err != nil {
+		return nil, err
+	}
+	c.mu.Lock()
+	c.Members = append(c.Members, m)
+	c.mu.Unlock()
+	return m, nil
+}
+
+// lay makes what a member or an observer needs: a directory, ports and a proxy.
+func (c *Cluster) lay(name string) (*Member, error) {
+	m := &Member{Name: name, Index: len(c.Members) + len(c.Observers), cluster: c, dir: filepath.Join(c.dir, name)}
 	if err := os.MkdirAll(m.dir, 0o700); err != nil {
 		return nil, err
 	}
@@ -135,17 +168,14 @@ func (c *Cluster) allot(name string) (*Member, error) {
 			return nil, err
 		}
 	}
-	c.mu.Lock()
-	c.Members = append(c.Members, m)
-	c.mu.Unlock()
 	return m, nil
 }
 
-// snapshot is the list of members for those that run beside the owner.
-func (c *Cluster) snapshot() []*Member {
+// Nodes are all members and all observers.
+func (c *Cluster) Nodes() []*Member {
 	c.mu.Lock()
 	defer c.mu.Unlock()
-	return append([]*Member(nil), c.Members...)
+	return slices.Concat(c.Members, c.Observers)
 }
 
 // Join allots a member that will join the running cluster made of those given
@@ -185,16 +215,27 @@ func (c *Cluster) Initial(members ...*Member) string {
 	return strings.Join(parts, ",")
 }
 
-// StartAll starts the members that do not run and waits until all are healthy.
+// StartAll starts the members and observers that do not run and waits until all are healthy. A new observer ends when no feeder
+// answers, so members come first.
 func (c *Cluster) StartAll(ctx context.Context) error {
-	for _, m := range c.Members {
-		if !m.Running() && !m.Gone {
-			if err := m.Start(); err != nil {
-				return err
+	for _, nodes := range [][]*Member{c.Members, c.Observers} {
+		var started []*Member
+		for _, m := range nodes {
+			if m.Gone {
+				continue
 			}
+			if !m.Running() {
+				if err := m.Start(); err != nil {
+					return err
+				}
+			}
+			started = append(started, m)
+		}
+		if err := c.WaitHealthy(ctx, started...); err != nil {
+			return err
 		}
 	}
-	return c.WaitHealthy(ctx, c.Alive()...)
+	return nil
 }
 
 // Alive are the members whose process runs.
@@ -285,13 +326,13 @@ func (c *Cluster) Deaths() []string {
 
 // Close ends every process and removes what they wrote.
 func (c *Cluster) Close() {
-	for _, m := range c.Members {
+	for _, m := range c.Nodes() {
 		m.Kill()
 	}
 	if c.Network != nil {
 		c.Network.close()
 	}
-	for _, m := range c.Members {
+	for _, m := range c.Nodes() {
 		if m.conn != nil {
 			m.conn.Close()
 		}
@@ -302,7 +343,7 @@ func (c *Cluster) Close() {
 // LogTails are the last lines that each member printed.
 func (c *Cluster) LogTails(lines int) string {
 	var out strings.Builder
-	for _, m := range c.Members {
+	for _, m := range c.Nodes() {
 		text, _ := os.ReadFile(m.logPath()) // No log, nothing to show.
 		all := strings.Split(strings.TrimSpace(string(text)), "\n")
 		if len(all) > lines {
@@ -315,7 +356,7 @@ func (c *Cluster) LogTails(lines int) string {
 
 // SaveLogs copies what the members printed into a directory.
 func (c *Cluster) SaveLogs(dir string) error {
-	for _, m := range c.Members {
+	for _, m := range c.Nodes() {
 		text, err := os.ReadFile(m.logPath())
 		if err != nil {
 			continue

@@ -16,10 +16,10 @@ import (
 	"google.golang.org/grpc"
 )
 
-// Member is one server process, its addresses and its disk.
+// Member is one server process, of a member or of an observer, its addresses and its disk.
 type Member struct {
 	Name string
-	// Index is the position in the cluster's list; it never changes.
+	// Index is the number of the process in its cluster; it never changes.
 	Index int
 	// Endpoint is host:port for clients.
 	Endpoint string
@@ -37,6 +37,8 @@ type Member struct {
 	listenPeer string
 	initial    string
 	state      string
+	// feeds are those that feed an observer, the first that it tries first; a member has none.
+	feeds []*Member
 
 	mu     sync.Mutex
 	cmd    *exec.Cmd
@@ -87,15 +89,28 @@ func (m *Member) Start() error {
 }
 
 func (m *Member) flags() []string {
-	flags := []string{
-		"--name", m.Name, "--data-dir", m.DataDir(),
-		"--listen-client-urls", "http://" + m.Endpoint, "--advertise-client-urls", "http://" + m.Endpoint,
-		"--listen-peer-urls", m.listenPeer, "--initial-advertise-peer-urls", m.PeerURL,
-		"--initial-cluster", m.initial, "--initial-cluster-token", m.cluster.Token,
-		"--initial-cluster-state", m.state, "--log-level", "warn",
+	var flags []string
+	if m.IsObserver() {
+		feeds := make([]string, len(m.feeds))
+		for i, feed := range m.feeds {
+			feeds[i] = feed.PeerURL
+		}
+		flags = []string{"observer", "--feed", strings.Join(feeds, ",")}
+	} else {
+		flags = []string{
+			"--initial-cluster", m.initial, "--initial-cluster-token", m.cluster.Token, "--initial-cluster-state", m.state,
+		}
 	}
+	flags = append(flags,
+		"--name", m.Name, "--data-dir", m.DataDir(),
+		"--listen-client-urls", "http://"+m.Endpoint, "--advertise-client-urls", "http://"+m.Endpoint,
+		"--listen-peer-urls", m.listenPeer, "--initial-advertise-peer-urls", m.PeerURL, "--log-level", "warn",
+	)
 	return append(append(flags, m.cluster.Flags...), m.Flags...)
 }
+
+// IsObserver says that the process is no member of the cluster.
+func (m *Member) IsObserver() bool { return len(m.feeds) > 0 }
 
 // reap waits for the end of a process and notes an end that nobody asked for.
 func (m *Member) reap(cmd *exec.Cmd, exited chan struct{}) {

@@ -11,7 +11,7 @@ import (
 	"time"
 )
 
-// Network is the proxies between the members. Every rule is about one
+// Network is the proxies between the members, and observers. Every rule is about one
 // direction, from one member to another, and holds for the bytes that flow in
 // that direction in whichever connection: etcd's members receive much of their
 // traffic in answers to requests that they sent themselves.
@@ -78,7 +78,7 @@ func (n *Network) Set(from, to int, rule Rule) {
 
 // Cut makes a rule for both directions between a member and all the others.
 func (n *Network) Cut(member int, rule Rule) {
-	for _, other := range n.cluster.Members {
+	for _, other := range n.cluster.Nodes() {
 		if other.Index != member {
 			n.Set(member, other.Index, rule)
 			n.Set(other.Index, member, rule)
@@ -277,7 +277,7 @@ func (n *Network) opener(conn net.Conn) int {
 		return -1
 	}
 	socket := "socket:[" + inode + "]"
-	for _, m := range n.cluster.snapshot() {
+	for _, m := range n.cluster.Nodes() {
 		held, err := filepath.Glob(fmt.Sprintf("/proc/%d/fd/*", m.PID()))
 		if err != nil {
 			continue

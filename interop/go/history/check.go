@@ -5,6 +5,7 @@ import (
 	"math"
 	"sort"
 	"strings"
+	"time"
 )
 
 // Check gives everything that is wrong with a history. Porcupine's findings are
@@ -469,6 +470,31 @@ func (c *checker) realTime() {
 	c.stale()
 }
 
+// bounded names the serializable reads that saw less than their bound allows.
+func (c *checker) bounded(byReturn []*Op) {
+	var reads []*Op
+	for _, o := range c.Ops {
+		if o.Outcome == Acknowledged && o.Staleness > 0 {
+			reads = append(reads, o)
+		}
+	}
+	from := func(o *Op) int64 { return o.Call - o.Staleness }
+	sort.Slice(reads, func(i, j int) bool { return from(reads[i]) < from(reads[j]) })
+	var highest *Op
+	n := 0
+	for _, o := range reads {
+		for n < len(byReturn) && byReturn[n].Return < from(o) {
+			if highest == nil || byReturn[n].Revision > highest.Revision {
+				highest = byReturn[n]
+			}
+			n++
+		}
+		if highest != nil && o.Revision < highest.Revision {
+			c.found("too stale", "%v, although %v before its call this had returned: %v", o, time.Duration(o.Staleness), highest)
+		}
+	}
+}
+
 // stale names the stale reads, which are the other side of a wrong order: an
 // operation that saw less than another that had returned before its call.
 func (c *checker) stale() {
@@ -481,6 +507,7 @@ func (c *checker) stale() {
 	byReturn := append([]*Op(nil), ops...)
 	sort.Slice(ops, func(i, j int) bool { return ops[i].Call < ops[j].Call })
 	sort.Slice(byReturn, func(i, j int) bool { return byReturn[i].Return < byReturn[j].Return })
+	c.bounded(byReturn)
 	var highest *Op
 	n := 0
 	for _, o := range ops {

@@ -73,8 +73,9 @@ const (
 // all written as a transaction with one branch or two.
 type Op struct {
 	ID int
-	// Client is the number of the client, Member that of the member it asks.
-	Client, Member int
+	// Client is the number of the client, At the name of the member or observer that it asks.
+	Client int
+	At     string
 	// Group names the small set of keys that the operation keeps to. Porcupine
 	// checks each group as a whole; an empty group is left out there.
 	Group string
@@ -84,6 +85,9 @@ type Op struct {
 	Then, Else []Action
 	// Serializable reads may see an old state, but a state that was.
 	Serializable bool
+	// Staleness, if it is not 0, bounds that of a serializable read: it sees what was acknowledged that many nanoseconds before
+	// its call.
+	Staleness int64
 	// Fence is set when the writer believed to hold this lock.
 	Fence *Fence
 
@@ -137,7 +141,7 @@ func (o *Op) changed() bool {
 // String is one line for reports.
 func (o *Op) String() string {
 	var b strings.Builder
-	fmt.Fprintf(&b, "op %d, client %d at member %d, %s", o.ID, o.Client, o.Member, o.Name)
+	fmt.Fprintf(&b, "op %d, client %d at %s, %s", o.ID, o.Client, o.At, o.Name)
 	if o.Guard != nil {
 		fmt.Fprintf(&b, " if %s@%d", o.Guard.Key, o.Guard.Rev)
 	}

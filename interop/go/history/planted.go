@@ -37,7 +37,7 @@ func (s *script) value() string { return fmt.Sprintf("v%d", len(s.Ops)) }
 // op does one operation rightly and records it.
 func (s *script) op(name string, guard *Guard, then, otherwise []Action) *Op {
 	s.clock += 10
-	o := &Op{ID: len(s.Ops), Client: len(s.Ops) % 4, Member: len(s.Ops) % 3, Group: "g", Name: name, Guard: guard, Then: then, Else: otherwise,
+	o := &Op{ID: len(s.Ops), Client: len(s.Ops) % 4, At: fmt.Sprintf("m%d", len(s.Ops)%3), Group: "g", Name: name, Guard: guard, Then: then, Else: otherwise,
 		Call: s.clock - s.rng.Int64N(25), Return: s.clock + s.rng.Int64N(25)}
 	o.Succeeded = s.state.holds(guard)
 	s.effect(o)
@@ -183,6 +183,19 @@ func (s *script) shift(o *Op) {
 	o.Call, o.Return = s.clock-1, s.clock+1
 }
 
+// past lets a serializable read with this bound see the state before a write that was acknowledged some 75 to 110 before its call.
+func (s *script) past(staleness int64) {
+	state := s.state
+	s.put("g/0")
+	after := s.state
+	s.state = state
+	o := s.get("g/0")
+	s.state = after
+	o.Serializable, o.Staleness = true, staleness
+	s.shift(o)
+	s.clock += 100
+}
+
 // mistakes are all that is planted; each function gets a script with a stretch
 // of right history in it and adds a mistake, and more right history follows.
 // Mistakes in what watches and members show come after that, in alter.
@@ -211,6 +224,8 @@ var mistakes = []planted{
 		s.shift(o)
 		s.clock += 100
 	}},
+	{"a serializable read sees the past, within its bound", nil, func(s *script) { s.past(500) }},
+	{"a serializable read sees what is further in the past than its bound", []string{"too stale"}, func(s *script) { s.past(50) }},
 	{"a read is answered from the past under the present revision", []string{"wrong answer", "not linearizable"}, func(s *script) {
 		s.put("g/0")
 		s.put("g/0")

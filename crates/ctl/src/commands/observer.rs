@@ -1,7 +1,8 @@
 //! `observer`: lists the observers of a cluster, which follow its log without being members. Not a command of
 //! etcdctl.
 
-use std::collections::{BTreeSet, VecDeque};
+use std::collections::VecDeque;
+use std::collections::btree_map::{BTreeMap, Entry};
 
 use api::Rpc;
 use api::etcdserverpb as pb;
@@ -48,8 +49,7 @@ async fn list(call: &Call) -> Result<(), Failure> {
         .map_err(|status| Failure::error(format!("failed to get the members: {}", shown(&status))))?;
     let mut waiting: VecDeque<Vec<String>> =
         listed.members.iter().map(|member| member.client_urls.clone()).collect();
-    let mut rows: Vec<ObserverRow> = Vec::new();
-    let mut seen = BTreeSet::new();
+    let mut list = List::default();
     let mut asked = 0;
     let mut failed = false;
     while let Some(urls) = waiting.pop_front() {
@@ -73,9 +73,9 @@ async fn list(call: &Call) -> Result<(), Failure> {
             Some(Ok(status)) => {
                 let fed_by = status.header.as_ref().map_or(0, |header| header.member_id);
                 for observer in status.observers {
-                    if seen.insert(observer.id) {
-                        waiting.push_back(observer.client_urls.clone());
-                        rows.push(ObserverRow { fed_by, observer });
+                    let client_urls = observer.client_urls.clone();
+                    if list.add(ObserverRow { fed_by, observer }) {
+                        waiting.push_back(client_urls);
                     }
                 }
             }
@@ -86,6 +86,61 @@ async fn list(call: &Call) -> Result<(), Failure> {
             None => {}
         }
     }
-    call.show(&Answer::Observers(&rows))?;
+    call.show(&Answer::Observers(&list.rows))?;
     if failed { Err(Failure::said(Failure::ERROR)) } else { Ok(()) }
+}
+
+/// The observers found so far, each once.
+#[derive(Default)]
+struct List {
+    rows: Vec<ObserverRow>,
+    /// Where in `rows` an observer is, by its id.
+    places: BTreeMap<u64, usize>,
+}
+
+impl List {
+    /// Adds an observer. Returns whether it is new.
+    ///
+    /// An observer that has left a feeder stays in the list of that feeder, inactive, until its registration has
+    /// expired. So the row of a feeder to which it answers counts.
+    fn add(&mut self, row: ObserverRow) -> bool {
+        match self.places.entry(row.observer.id) {
+            Entry::Vacant(place) => {
+                place.insert(self.rows.len());
+                self.rows.push(row);
+                true
+            }
+            Entry::Occupied(place) => {
+                if let Some(known) = self.rows.get_mut(*place.get())
+                    && row.observer.active
+                    && !known.observer.active
+                {
+                    *known = row;
+                }
+                false
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::{List, ObserverRow, pb};
+
+    #[test]
+    fn an_observer_that_has_left_its_feeder_is_listed_with_its_new_one() {
+        let row = |id, fed_by, active| ObserverRow {
+            fed_by,
+            observer: pb::ObserverStatus { id, active, ..Default::default() },
+        };
+        let listed = |list: &List| -> Vec<_> {
+            list.rows.iter().map(|row| (row.observer.id, row.fed_by, row.observer.active)).collect()
+        };
+        let mut list = List::default();
+        assert!(list.add(row(7, 1, false)) && list.add(row(8, 1, true)));
+        assert!(!list.add(row(7, 2, true)) && !list.add(row(8, 2, false)));
+        // Also if it is not the first one that is asked.
+        assert!(!list.add(row(7, 3, false)));
+        assert_eq!(listed(&list), [(7, 2, true), (8, 1, true)]);
+    }
 }
