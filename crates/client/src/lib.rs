@@ -5,7 +5,7 @@
 //! crate: it keeps one connection to each endpoint, distributes calls round robin, retries them,
 //! authenticates a user, and prefers the endpoints of its zone. [`Watcher`], [`lease`] and the sessions,
 //! locks, elections and transactional memory of [`concurrency`] build on [`Client`]. [`discovery`] finds
-//! endpoints by DNS.
+//! endpoints by DNS. [`replay`] helps to replay the events of a watch at another store.
 //!
 //! Out of scope: command lines, output formats, and the meaning of the API's methods, except which methods
 //! may be retried.
@@ -36,6 +36,7 @@ pub mod lease;
 mod link;
 mod messages;
 mod raw;
+pub mod replay;
 mod retry;
 mod session;
 mod settings;
