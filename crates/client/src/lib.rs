@@ -55,4 +55,4 @@ pub use settings::{Settings, SettingsError};
 pub use stream::{Stream, StreamReceiver, StreamSender};
 pub use tls::{PeerCertificates, Tls, TlsError, TlsFiles};
 pub use transport::{Keepalive, Transport};
-pub use watcher::{WatchUpdate, Watcher};
+pub use watcher::{WatchUpdate, Watcher, is_revision_too_large};

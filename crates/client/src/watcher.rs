@@ -20,6 +20,14 @@ use crate::stream::Stream;
 /// First and longest pause before a broken stream is opened again.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
 
+/// Beginning of the message of the error of [`Watcher::by_revision`].
+const TOO_LARGE: &str = "the changes of a revision are too large";
+
+/// Returns true for the error with which a watch ends if a revision is larger than [`Watcher::by_revision`] allows.
+pub fn is_revision_too_large(status: &Status) -> bool {
+    status.code == Code::ResourceExhausted && status.message.starts_with(TOO_LARGE)
+}
+
 /// Receives the events of a key or a range, even if connections break. After a reconnect, the watch resumes
 /// directly after the last revision that was received, so that no event is lost or delivered twice.
 pub struct Watcher {
@@ -238,7 +246,7 @@ impl Watcher {
         if bytes > bytes_max {
             return Err(Status::with(
                 Code::ResourceExhausted,
-                format!("the changes of revision {last} have more than {bytes_max} bytes"),
+                format!("{TOO_LARGE} (revision {last}, more than {bytes_max} bytes)"),
             ));
         }
         self.partial = Some(WatchResponse {
