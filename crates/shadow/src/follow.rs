@@ -25,6 +25,8 @@ const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs
 /// Interval at which an unchanged trouble is logged again, and metrics are updated meanwhile.
 const REMIND_INTERVAL: Duration = Duration::from_secs(600);
 const TICK: Duration = Duration::from_secs(1);
+/// Time for which a copy has to follow its source so that the next one is made without a pause.
+const SHORT_LIFE: Duration = Duration::from_secs(300);
 
 /// Settings of a shadow.
 pub(crate) struct Settings {
@@ -123,7 +125,8 @@ pub(crate) async fn run(settings: Settings, logger: Arc<Logger>, stop: Stop) -> 
     };
     loop {
         let Some(mut copy) = shadow.prepare().await? else { break };
-        shadow.next_comparison = Instant::now();
+        let began = Instant::now();
+        shadow.next_comparison = began;
         shadow.logger.info(
             "the copy serves nobody: it has no listener for clients and members",
             &[("revision", Value::Int(copy.revision()))],
@@ -139,6 +142,11 @@ pub(crate) async fn run(settings: Settings, logger: Arc<Logger>, stop: Stop) -> 
             End::Compacted => {
                 stopped?;
                 shadow.directory.clear()?;
+                // A source that is compacted faster than a copy catches up must not be asked for snapshots all the time.
+                let is_again = shadow.tally.snapshots > 0 && began.elapsed() < SHORT_LIFE;
+                if is_again && let First::Right(()) = race(sleep(PAUSE.1), shadow.stop.asked()).await {
+                    break;
+                }
             }
             End::Stopped | End::Different => {
                 stopped?;
