@@ -197,6 +197,8 @@ full_steps() {
         python3 interop/round_trip.py --etcd-dir "$bin/releases" --mainstay "$mainstay" --keys 3000
     full_step takeover "members of etcd that become Mainstay's in place, and etcd's again" python3 interop/takeover.py --short \
         --etcd "$etcd" --etcdctl "$bin/etcdctl" --mainstay "$mainstay"
+    full_step shadow "a shadow beside real etcd, equal under load and kills, and a planted change found" \
+        python3 interop/shadow.py --etcd "$etcd" --etcd "$bin/etcd-older" --etcdctl "$bin/etcdctl" --mainstay "$mainstay"
     full_step migration "each command of docs/migration.md" migration_document
     full_step mixed "members that change between etcd and Mainstay under faults, their history judged" \
         "$bin/interop" cluster history --server "$etcd" --migrate "$mainstay" --seconds 40 --every 1s \

@@ -5,7 +5,7 @@
 //! crate: it keeps one connection to each endpoint, distributes calls round robin, retries them,
 //! authenticates a user, and prefers endpoints as it is told ([`Preference`]). [`Watcher`], [`lease`] and the sessions,
 //! locks, elections and transactional memory of [`concurrency`] build on [`Client`]. [`discovery`] finds
-//! endpoints by DNS.
+//! endpoints by DNS. [`replay`] helps to replay the events of a watch at another store.
 //!
 //! Out of scope: command lines, output formats, and the meaning of the API's methods, except which methods
 //! may be retried.
@@ -37,6 +37,7 @@ mod link;
 mod messages;
 mod preference;
 mod raw;
+pub mod replay;
 mod retry;
 mod session;
 mod settings;
@@ -56,4 +57,4 @@ pub use settings::{Settings, SettingsError};
 pub use stream::{Stream, StreamReceiver, StreamSender};
 pub use tls::{PeerCertificates, Tls, TlsError, TlsFiles};
 pub use transport::{Keepalive, Transport};
-pub use watcher::{WatchUpdate, Watcher};
+pub use watcher::{WatchUpdate, Watcher, is_revision_too_large};

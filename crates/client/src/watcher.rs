@@ -8,7 +8,9 @@ use api::etcdserverpb::{
     ResponseHeader, WatchCreateRequest, WatchProgressRequest, WatchRequest, WatchResponse,
     watch_request::RequestUnion,
 };
+use api::mvccpb::Event;
 use api::{Code, Rpc, Status, error};
+use prost::Message as _;
 use tokio::time::sleep;
 
 use crate::client::Client;
@@ -17,6 +19,14 @@ use crate::stream::Stream;
 
 /// First and longest pause before a broken stream is opened again.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(1), Duration::from_millis(100));
+
+/// Beginning of the message of the error of [`Watcher::by_revision`].
+const TOO_LARGE: &str = "the changes of a revision are too large";
+
+/// Returns true for the error with which a watch ends if a revision is larger than [`Watcher::by_revision`] allows.
+pub fn is_revision_too_large(status: &Status) -> bool {
+    status.code == Code::ResourceExhausted && status.message.starts_with(TOO_LARGE)
+}
 
 /// Receives the events of a key or a range, even if connections break. After a reconnect, the watch resumes
 /// directly after the last revision that was received, so that no event is lost or delivered twice.
@@ -30,6 +40,8 @@ pub struct Watcher {
     announced: bool,
     /// Response whose further fragments have not arrived yet; `None` between complete responses.
     partial: Option<WatchResponse>,
+    /// Maximum bytes of the events of one revision; `None` if responses are joined whole, whatever their size.
+    revision_bytes_max: Option<usize>,
     pause: Duration,
     over: bool,
 }
@@ -59,9 +71,23 @@ impl Watcher {
             id: None,
             announced: false,
             partial: None,
+            revision_bytes_max: None,
             pause: PAUSE.0,
             over: false,
         }
+    }
+
+    /// Returns the watcher, with bounded memory for fragmented responses: it returns the complete revisions of a
+    /// fragment without waiting for the fragments that follow, and keeps only the events of the revision that
+    /// goes on in the next fragment. If these have more than `revision_bytes_max` bytes, the watch ends with
+    /// `ResourceExhausted`.
+    ///
+    /// A server may send the history of many revisions as one response, whose fragments together are as large as
+    /// all these revisions.
+    #[must_use]
+    pub fn by_revision(mut self, revision_bytes_max: usize) -> Watcher {
+        self.revision_bytes_max = Some(revision_bytes_max);
+        self
     }
 
     /// Returns the next update, or `None` after the end. If the future is dropped, no update is lost; the
@@ -182,14 +208,54 @@ impl Watcher {
                 partial
             }
         };
-        if fragment {
-            self.partial = Some(whole);
-            return Ok(None);
-        }
+        let whole = match (fragment, self.revision_bytes_max) {
+            (false, _) => whole,
+            (true, None) => {
+                self.partial = Some(whole);
+                return Ok(None);
+            }
+            (true, Some(bytes_max)) => {
+                let complete = self.keep_last_revision(whole, bytes_max)?;
+                if complete.events.is_empty() {
+                    return Ok(None);
+                }
+                complete
+            }
+        };
         if let Some(last) = whole.events.last().and_then(|event| event.kv.as_ref()) {
             self.request.start_revision = last.mod_revision + 1;
         }
         Ok(Some(WatchUpdate::Events(whole)))
+    }
+
+    /// Keeps the events of the last revision of a response, because the next fragment may have more of them, and
+    /// returns the response with the events of the earlier revisions.
+    ///
+    /// # Errors
+    /// Returns `ResourceExhausted` if the events that are kept have more than `bytes_max` bytes.
+    fn keep_last_revision(
+        &mut self,
+        mut whole: WatchResponse,
+        bytes_max: usize,
+    ) -> Result<WatchResponse, Status> {
+        let revision = |event: &Event| event.kv.as_ref().map_or(0, |kv| kv.mod_revision);
+        let last = whole.events.last().map_or(0, revision);
+        let from = whole.events.iter().rposition(|event| revision(event) != last).map_or(0, |at| at + 1);
+        let kept = whole.events.split_off(from);
+        let bytes: usize = kept.iter().map(Event::encoded_len).sum();
+        if bytes > bytes_max {
+            return Err(Status::with(
+                Code::ResourceExhausted,
+                format!("{TOO_LARGE} (revision {last}, more than {bytes_max} bytes)"),
+            ));
+        }
+        self.partial = Some(WatchResponse {
+            header: whole.header,
+            watch_id: whole.watch_id,
+            events: kept,
+            ..Default::default()
+        });
+        Ok(WatchResponse { fragment: false, ..whole })
     }
 }
 

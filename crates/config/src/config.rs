@@ -23,6 +23,8 @@ pub struct Config {
     pub zone_networks: (ZoneNetworks, ZoneMemberList),
     /// Settings of an observer; `None` for a member.
     pub observer: Option<ObserverOptions>,
+    /// False for a shadow, whose leases end only when they end at its source. No flag sets it.
+    pub leases_expire: bool,
     /// Release of etcd that this member reports, such as `3.7.1`.
     pub api_version: &'static str,
     /// Feature gates that were set.

@@ -142,6 +142,7 @@ pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Res
         zone: zone(settings)?,
         zone_networks: zone_networks(settings)?,
         observer,
+        leases_expire: true,
         api_version: release(settings.get(table::API_VERSION)),
         feature_gates,
         memory_mlock: settings.get(table::MEMORY_MLOCK),

@@ -55,6 +55,7 @@ pub fn tree() -> Tree {
             flags: server_flags(),
             below: Vec::new(),
         },
+        Tree::of(&shadow::PROGRAM),
         Tree {
             name: "rebuild",
             about: "Restore a damaged or lost member from the others",
@@ -121,6 +122,7 @@ mod tests {
             [
                 "server",
                 "observer",
+                "shadow",
                 "rebuild",
                 "ctl",
                 "utl",
@@ -141,7 +143,7 @@ mod tests {
         let mut sorted = names.clone();
         sorted.sort_unstable();
         assert_eq!(sorted, commands, "each command that there is");
-        let check = &tree.below[7];
+        let check = &tree.below[8];
         let checks: Vec<&str> = check.below.iter().map(|below| below.name).collect();
         assert_eq!(checks, ["disk", "network", "datascale", "perf"]);
         assert!(tree.flags.iter().any(|flag| flag.name == "listen-client-urls" && flag.takes_value));

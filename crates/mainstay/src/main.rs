@@ -2,7 +2,7 @@
 //! tools.
 //!
 //! `member` runs a member, with its signals, exit codes and the notification of systemd. `mainstay rebuild`
-//! first replaces a damaged member, with `utl::rebuild`. `discovery` finds the other members of a cluster
+//! first replaces a damaged member, with `utl::rebuild`. `mainstay shadow` runs a copy of another cluster. `discovery` finds the other members of a cluster
 //! that is being formed. `completion` and `man` describe all commands to shells and to `man`.
 //!
 //! The crate only starts members and tools, which are in other crates. Invariant: while a rebuild of a member
@@ -27,6 +27,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use member::Purpose;
+use telemetry::logging::Value;
 
 #[global_allocator]
 static ALLOCATOR: memory::Allocator = memory::Allocator;
@@ -49,9 +50,10 @@ fn main() -> ExitCode {
 }
 
 /// Words that are commands if they are the first word on the command line.
-const COMMANDS: [&str; 15] = [
+const COMMANDS: [&str; 16] = [
     "server",
     "observer",
+    "shadow",
     "rebuild",
     "ctl",
     "utl",
@@ -77,6 +79,7 @@ fn dispatch(arguments: &[OsString]) -> ExitCode {
         Some("version") => member::run(&[OsString::from("--version")], Purpose::Serve),
         Some("server") => member::run(rest, Purpose::Serve),
         Some("observer") => member::run(rest, Purpose::Observe),
+        Some("shadow") => run_shadow(rest),
         Some("rebuild") => member::run(rest, Purpose::Rebuild),
         Some("ctl") => ctl::run(rest),
         Some("utl") => utl::run(rest),
@@ -111,6 +114,23 @@ fn serve_console(arguments: &[OsString]) -> ExitCode {
     // Block the signals before any other thread starts, so that only the main thread receives them.
     signals::block();
     console::run(arguments, &|logger| while signals::wait(Duration::from_secs(3600), logger).is_none() {})
+}
+
+/// Runs a shadow until a signal ends it.
+fn run_shadow(arguments: &[OsString]) -> ExitCode {
+    let prepare = || {
+        memory::use_small_pages();
+        // Block the signals before any other thread starts, so that only the main thread receives them.
+        signals::block();
+        open_files::raise_limit();
+    };
+    shadow::run(arguments, &prepare, &|patience, logger| match signals::wait(patience, logger) {
+        Some(signal) => {
+            logger.info("received signal; shutting down", &[("signal", Value::Str(signals::name(signal)))]);
+            true
+        }
+        None => false,
+    })
 }
 
 /// Runs a proxy if the first word names one; returns `None` otherwise.

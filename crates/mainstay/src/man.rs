@@ -49,6 +49,7 @@ fn page(command: Option<&str>) -> Option<String> {
             ("mainstay-bench", 1),
             ("mainstay-doctor", 1),
             ("mainstay-console", 1),
+            ("mainstay-shadow", 1),
         ];
         return Some(
             Page { called: "mainstay", about, section: 8, release: RELEASE, description: MEMBER, see_also }

@@ -85,6 +85,9 @@ const OTHERS_USAGE: &str = "
     Serve reads, watches and forwarded writes from a copy of the data, without being a member: see
     docs/observers.md.
 
+  mainstay shadow --feed=URL,... --data-dir=DIR
+    Follow a production cluster of etcd or Mainstay, serve nobody, and prove that the copy is the same: see docs/shadow.md.
+
   mainstay rebuild FLAGS [--endpoints HOST:PORT,...]
     Restore a member whose data is damaged or lost from the other members: FLAGS are those it was started with. Its data
     is moved aside, not deleted.

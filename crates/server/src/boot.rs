@@ -509,6 +509,10 @@ fn tell_of_service(logger: &Logger, listening: &Listening) {
     for url in &listening.console {
         logger.info("serving the console", &[("url", Value::Str(url))]);
     }
+    // The copy of a shadow serves nobody.
+    if listening.clients.is_empty() && listening.pages.is_empty() {
+        return;
+    }
     logger.info("ready to serve client requests", &[]);
     let apart = if listening.pages.is_empty() { "grpc+http" } else { "grpc" };
     let clients = listening.clients.iter().map(|url| (url, apart));
@@ -623,6 +627,12 @@ fn spawn<T: Send + 'static>(
 }
 
 impl Running {
+    /// Returns the state and the queues that the threads of the member share, for a process that works with its
+    /// member directly.
+    pub fn shared(&self) -> &Arc<Shared> {
+        &self.shared
+    }
+
     /// Waits until the core has ended by itself, but at most for `patience`. Returns true if it has ended.
     pub fn ended(&self, patience: Duration) -> bool {
         !matches!(self.ended.recv_timeout(patience), Err(std::sync::mpsc::RecvTimeoutError::Timeout))

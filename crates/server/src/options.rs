@@ -36,6 +36,7 @@ pub(crate) fn core_options(config: &Config) -> replica::core::Options {
         snapshot_catchup_entries: config.raft.snapshot_catchup_entries,
         observes: config.observer.is_some(),
         feeds: config.observer.as_ref().map_or(0, |observer| observer.feeds.len()),
+        leases_expire: config.leases_expire,
         auto_compaction: match config.compaction.auto {
             config::AutoCompaction::Off => AutoCompaction::Off,
             config::AutoCompaction::Periodic(period) => AutoCompaction::Periodic(period),

@@ -3,7 +3,8 @@
 //! [`run`] runs a command. etcdutl's commands have the same flags, outputs, errors and exit codes as in
 //! etcdutl, and read snapshots and data directories of etcd 3.4 to 3.7 and of Mainstay. Mainstay's own
 //! commands `import` and `export` convert a data directory of etcd to one of Mainstay, and the reverse.
-//! [`take_over`] imports a directory of etcd in place when a member is started. [`rebuild`] replaces a member
+//! [`take_over`] imports a directory of etcd in place when a member is started, and [`restore_copy`] restores a
+//! snapshot for a shadow. [`rebuild`] replaces a member
 //! whose data is damaged by a new member, which is then started.
 //!
 //! The crate does not define file formats: these are in `interchange`, `storage::restoration` and
@@ -62,6 +63,7 @@ use notice::Notices;
 use session::Session;
 
 pub use commands::PROGRAM;
+pub use restore::{CopyOptions, RestoredCopy, restore_copy};
 pub use takeover::{TakeOver, take_over};
 
 /// Runs the command that `args` request; `args` are the words after the program's name. Results go to

@@ -3,22 +3,26 @@
 
 use std::fs::File;
 use std::path::{Path, PathBuf};
+use std::sync::Arc;
 
 use cli::{Command, Failure, Flag, Progress};
 use disk::RealDisk;
 use interchange::backend::{Backend, Copy, Meta, Release};
 use interchange::{NewDataDir, NewMember, Source as _};
 use log::HardState;
-use machine::Machine;
+use machine::auth::Auth;
 use machine::snapshot::SnapshotReader;
+use machine::{Alarms, Machine};
 use numbers::{MemberId, Revision, Term};
 use storage::Identity;
 use storage::etcd_database;
 use storage::restoration::{Restoration, RestorationError, RestoredHead, bumped};
+use telemetry::logging::Logger;
 
 use crate::cluster::{ClusterOptions, NewCluster};
 use crate::etcd_dir::WithoutLease;
 use crate::export::Agreed;
+use crate::notice::Notices;
 use crate::session::Run;
 use crate::snapshot_file::{SnapshotFile, stat};
 use crate::target::{Target, is_taken, left_by_first_start};
@@ -114,7 +118,77 @@ struct Options {
     bump: Option<u64>,
     skip_hash_check: bool,
     without_users: bool,
+    without_alarms: bool,
 }
+
+/// A copy of a cluster's keys, history and leases for a process that follows the cluster without being part of it.
+pub struct CopyOptions<'c> {
+    /// File of the snapshot, which ends with its checksum.
+    pub snapshot: &'c Path,
+    /// The data directory, which must be missing or empty.
+    pub data_dir: &'c Path,
+    /// Name of the member.
+    pub name: &'c str,
+    /// Cluster token, from which the cluster id of the copy is computed.
+    pub token: &'c str,
+    /// Receives warnings.
+    pub logger: &'c Arc<Logger>,
+}
+
+/// The revisions of a restored copy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct RestoredCopy {
+    /// Revision of the snapshot.
+    pub revision: Revision,
+    /// Compact revision of the snapshot; -1 if it was never compacted.
+    pub compact_revision: Revision,
+}
+
+/// Restores a snapshot as the data directory of a member that is alone in its cluster, without the snapshot's
+/// users, which may not log in to a copy, and without its alarms, which would make the copy refuse changes that
+/// the cluster accepts later.
+///
+/// # Errors
+///
+/// Returns an error if the snapshot is damaged or was written by a release that is not supported, if the
+/// directory is not empty, or if the disk refuses.
+pub fn restore_copy(copy: &CopyOptions<'_>) -> Result<RestoredCopy, Failure> {
+    crate::target::refuse_taken(copy.data_dir, "")?;
+    let options = Options {
+        snapshot: copy.snapshot.to_owned(),
+        data_dir: copy.data_dir.to_owned(),
+        wal_dir: None,
+        cluster: NewCluster::of(&ClusterOptions {
+            name: copy.name.to_owned(),
+            initial_cluster: format!("{}={COPY_PEER_URL}", copy.name),
+            token: copy.token.to_owned(),
+            advertised: COPY_PEER_URL.to_owned(),
+        })?,
+        format: Format::Mainstay,
+        bump: None,
+        skip_hash_check: false,
+        without_users: true,
+        without_alarms: true,
+    };
+    let file = SnapshotFile::verify(copy.snapshot, false, &mut |_| {})?;
+    let target = Target::begin(copy.data_dir)?;
+    let mut progress = Progress::of_bytes("restoring", None);
+    let done = match &file {
+        SnapshotFile::Etcd(from) => to_mainstay(&options, from, &target, &mut progress)?,
+        SnapshotFile::Own(from, bytes) => {
+            let begun = begin(&options, target.making(), None)?;
+            let (begun, machine) = read_own(&options, from, *bytes, begun, &mut progress)?;
+            finish_mainstay(&options, begun, machine)?
+        }
+    };
+    target.finish()?;
+    progress.finish();
+    done.without_lease.warn(&mut Notices::in_log(copy.logger));
+    Ok(RestoredCopy { revision: done.revision, compact_revision: done.compact_revision })
+}
+
+/// Peer URL of the only member of a copy. Nobody connects to it.
+const COPY_PEER_URL: &str = "http://localhost:2380";
 
 /// Facts about a restored state that the command prints.
 #[derive(Default)]
@@ -224,6 +298,7 @@ fn options(session: &mut Session<'_>) -> Result<Options, Failure> {
         bump: (bump > 0).then_some(bump),
         skip_hash_check: given.get(SKIP_HASH_CHECK),
         without_users,
+        without_alarms: false,
     })
 }
 
@@ -250,7 +325,11 @@ fn to_mainstay(
             index: options.cluster.index(),
             term: TERM,
             leases,
-            alarms: from.alarms().map_err(Failure::error)?,
+            alarms: if options.without_alarms {
+                Vec::new()
+            } else {
+                from.alarms().map_err(Failure::error)?
+            },
             members,
             auth,
             is_shared: true,
@@ -320,6 +399,12 @@ fn read_own(
     let cluster_version = std::mem::take(&mut head.members.cluster_version);
     head.members = etcd_database::members(&options.cluster.membership);
     head.members.cluster_version = cluster_version;
+    if options.without_users {
+        head.auth = Auth::default();
+    }
+    if options.without_alarms {
+        head.alarms = Alarms::default();
+    }
     (head.applied_index, head.applied_term) = (options.cluster.index(), TERM);
     let machine = restoration.take_snapshot(reader, options.bump).map_err(Failure::error)?;
     Ok(((restoration, wal), machine))

@@ -47,6 +47,7 @@ const ORDER: &[&str] = &[
     "bench",
     "doctor",
     "proxy",
+    "shadow",
     "mainstay",
     "testkit",
     "oracle",

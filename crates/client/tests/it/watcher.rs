@@ -118,6 +118,35 @@ fn fragments_are_told_whole_or_not_at_all() {
 }
 
 #[test]
+fn complete_revisions_of_fragments_are_told_at_once_and_one_revision_is_bounded() {
+    run(async {
+        let part = |keys: &[(&'static str, i64)]| WatchResponse { fragment: true, ..events(40, keys) };
+        let script = vec![
+            vec![
+                created(29),
+                part(&[("a", 30), ("b", 31)]),
+                part(&[("c", 31), ("d", 31)]),
+                part(&[("e", 32), ("lost", 33)]),
+            ],
+            vec![created(29), events(40, &[("f", 33), ("g", 34)])],
+        ];
+        let (server, starts) = scripted(script).await;
+        let mut watcher = watcher(&server, 5).by_revision(100);
+        assert_eq!(heard(&mut watcher, 4).await, ["created 29", "a", "b c d e", "f g"]);
+        assert_eq!(*starts.lock().unwrap(), [5, 33]);
+
+        let many: Vec<(&'static str, i64)> = vec![("key", 30); 20];
+        let (server, _) = scripted(vec![vec![created(29), part(&many), part(&many)]]).await;
+        let mut watcher = self::watcher(&server, 5).by_revision(300);
+        assert_eq!(heard(&mut watcher, 1).await, ["created 29"]);
+        let status = watcher.next().await.expect_err("is too large");
+        assert!(mainstay_client::is_revision_too_large(&status), "{status:?}");
+        assert!(status.message.contains("revision 30"), "{status:?}");
+        assert_eq!(watcher.next().await, Ok(None));
+    });
+}
+
+#[test]
 fn the_end_is_told_once() {
     run(async {
         let compacted = WatchResponse { canceled: true, compact_revision: 50, ..events(60, &[]) };

@@ -17,7 +17,6 @@
 //! over it may be applied much later, when its conditions happen to hold again. In that case the destination
 //! has an additional revision, which the command detects and reports.
 
-mod chain;
 mod comparison;
 mod cut_over;
 mod leases;
@@ -29,16 +28,15 @@ use std::time::Duration;
 use api::etcdserverpb as pb;
 use api::etcdserverpb::request_op::Request;
 use api::mvccpb::Event;
-use api::mvccpb::event::EventType;
 use api::{Code, Rpc, Status, error};
 use bytes::Bytes;
 use cli::Failure;
+use client::replay::{Chain, Mark, operation};
 use client::{Client, WatchUpdate, Watcher, lease};
 use stdx::{First, race};
 use tokio::task::{JoinHandle, JoinSet};
 use tokio::time::{Instant, sleep, sleep_until};
 
-use self::chain::{Chain, Mark};
 use self::comparison::{Changed, Pages, differences, told};
 use self::leases::Leases;
 use crate::call::Call;
@@ -543,19 +541,6 @@ fn foreign(revision: i64, there: i64) -> Failure {
         "revision {revision} of the source does not follow the destination's revision {there}: another \
          client writes to the destination, or a lease ended there; restore the destination again"
     ))
-}
-
-fn operation(event: &Event) -> Request {
-    let kv = event.kv.clone().unwrap_or_default();
-    if event.r#type == EventType::Delete as i32 {
-        return Request::RequestDeleteRange(pb::DeleteRangeRequest { key: kv.key, ..Default::default() });
-    }
-    Request::RequestPut(pb::PutRequest {
-        key: kv.key,
-        value: kv.value,
-        lease: kv.lease,
-        ..Default::default()
-    })
 }
 
 fn outcome(answer: Result<pb::TxnResponse, Status>, revision: i64) -> Result<Outcome, Failure> {

@@ -23,6 +23,7 @@ mod member;
 mod network;
 mod observers;
 mod refusals;
+mod shadow;
 mod smoke;
 mod takeover;
 mod wal_dir;

@@ -275,6 +275,13 @@ impl Member {
         said
     }
 
+    /// Waits until the process has ended; returns its exit code, and its output on standard error.
+    pub fn exit(mut self) -> (Option<i32>, String) {
+        let code = self.wait().code();
+        self.join_readers();
+        (code, self.said())
+    }
+
     /// Returns true if the member is still running.
     pub fn runs(&mut self) -> bool {
         self.child.try_wait().expect("it is our child").is_none()

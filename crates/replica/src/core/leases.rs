@@ -128,7 +128,13 @@ pub(super) struct LeaseRules {
     pub grace: Duration,
     /// Interval at which leases are checkpointed; a lease is included if it has used up this much of its TTL.
     pub note_interval: Duration,
+    /// False if leases end only when they are revoked: every lease has a TTL of [`NEVER`] then, and remaining
+    /// times are neither recorded nor used.
+    pub expire: bool,
 }
+
+/// TTL with which leases run that do not expire, in seconds: about a century.
+const NEVER: Seconds = Seconds(3_000_000_000);
 
 /// Outcome of a client's renewal of a lease.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -198,6 +204,7 @@ impl LeaseClocks {
         metrics: Arc<Metrics>,
         now: Instant,
     ) -> LeaseClocks {
+        let rules = if rules.expire { rules } else { LeaseRules { ttl_min: NEVER, ..rules } };
         renewals.set_open(false);
         renewals.with(|expiry| *expiry = Expiry::new(now));
         LeaseClocks {
@@ -248,7 +255,8 @@ impl LeaseClocks {
         }
         self.doubt |= doubted;
         // The grace makes up for the time that the election took, in which clients could not renew.
-        let expiry = Expiry::of(leases.clone(), !self.doubt, self.rules.ttl_min, self.rules.grace, now);
+        let by_notes = !self.doubt && self.rules.expire;
+        let expiry = Expiry::of(leases.clone(), by_notes, self.rules.ttl_min, self.rules.grace, now);
         self.replace(expiry);
         if self.doubt {
             self.take_back(true);

@@ -26,6 +26,8 @@ pub struct Options {
     pub observes: bool,
     /// For an observer: number of feeders that it may choose from.
     pub feeds: usize,
+    /// False if leases end only when they are revoked, as in a shadow, whose source decides when they end.
+    pub leases_expire: bool,
     /// Mode of automatic compaction.
     pub auto_compaction: AutoCompaction,
     /// Maximum number of revisions removed in one step of a compaction; not 0.

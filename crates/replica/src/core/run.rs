@@ -183,6 +183,7 @@ impl Core {
             request_timeout: parts.shared.member.limits.request_timeout,
             grace: parts.options.election_timeout,
             note_interval: parts.thresholds.note_interval,
+            expire: parts.options.leases_expire,
         };
         let cpu = if parts.shared.member.threads { CpuPressure::here(now) } else { CpuPressure::none(now) };
         let values = LogValues::fetched_by(&parts.shared.data.readers, parts.shared.data.values.clone());

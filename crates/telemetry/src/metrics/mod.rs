@@ -22,9 +22,11 @@ pub use process::{file_descriptor_limit, open_files_max};
 pub use series::{Buckets, Counter, Distribution, Gauge, Histogram, Total};
 pub use table::{
     AuditMetrics, DiskMetrics, HealthMetrics, LeaseMetrics, LongReadMetrics, MvccMetrics, NetworkMetrics,
-    ScrapeMetrics, ServerMetrics, StateHashMetrics, TlsMetrics, TracingMetrics,
+    ScrapeMetrics, ServerMetrics, ShadowMetrics, StateHashMetrics, TlsMetrics, TracingMetrics,
 };
 pub use text::{CONTENT_TYPE, MetricType};
+
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use api::{API_VERSION, RUNTIME_VERSION, Rpc};
 use registry::Registry;
@@ -71,10 +73,17 @@ pub struct Metrics {
     pub scrapes: ScrapeMetrics,
     /// Metrics of tracing.
     pub tracing: TracingMetrics,
+    /// Metrics of a shadow.
+    pub shadow: ShadowMetrics,
     /// Metrics of gRPC methods.
     pub grpc: GrpcMetrics,
+    /// True if the metrics of a shadow are exported.
+    is_shadow: AtomicBool,
     registry: Registry,
 }
+
+/// Beginning of the names of metrics that only a shadow exports.
+const OF_SHADOW: &str = "mainstay_shadow_";
 
 /// Counters of the requests from clients of one API version.
 #[derive(Clone)]
@@ -110,6 +119,8 @@ impl Metrics {
             tls: TlsMetrics::register(&mut registry),
             scrapes: ScrapeMetrics::register(&mut registry),
             tracing: TracingMetrics::register(&mut registry),
+            shadow: ShadowMetrics::register(&mut registry),
+            is_shadow: AtomicBool::new(false),
             grpc: GrpcMetrics::register(&mut registry, rpcs, detail == MetricsDetail::Extensive),
             registry,
         };
@@ -119,6 +130,14 @@ impl Metrics {
             metrics.scrapes.requests.with(&[code]);
         }
         metrics
+    }
+
+    /// Exports the metrics of a shadow, too.
+    pub fn export_shadow(&self) {
+        for result in ["equal", "different", "skipped"] {
+            self.shadow.comparisons.with(&[result]);
+        }
+        self.is_shadow.store(true, Ordering::Relaxed);
     }
 
     /// Sets the version that this member reports.
@@ -135,7 +154,8 @@ impl Metrics {
     /// `/proc`.
     pub fn render(&self, out: &mut String) {
         let mut writer = Writer::new(out);
-        self.registry.render(&mut writer);
+        let is_shadow = self.is_shadow.load(Ordering::Relaxed);
+        self.registry.render(&mut writer, |name| is_shadow || !name.starts_with(OF_SHADOW));
         process::render(&mut writer);
     }
 }

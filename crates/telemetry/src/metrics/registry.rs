@@ -39,8 +39,9 @@ impl Registry {
         self.families.values().map(|(descriptor, _)| descriptor)
     }
 
-    pub(super) fn render(&self, writer: &mut Writer<'_>) {
-        for (descriptor, family) in self.families.values() {
+    /// Writes the families for whose names `is_exported` returns true.
+    pub(super) fn render(&self, writer: &mut Writer<'_>, is_exported: impl Fn(&str) -> bool) {
+        for (descriptor, family) in self.families.values().filter(|(of, _)| is_exported(of.name)) {
             family.render(descriptor, writer);
         }
     }

@@ -227,6 +227,23 @@ group! {
 }
 
 group! {
+    /// Metrics of a shadow, which compares itself with the cluster that it follows. Only a shadow exports them.
+    ShadowMetrics {
+        revision: Gauge = "mainstay_shadow_revision", "Revision that this shadow has applied.";
+        source_revision: Gauge = "mainstay_shadow_source_revision", "Newest revision of the source that this shadow knows of.";
+        lag_revisions: Gauge = "mainstay_shadow_lag_revisions", "Revisions of the source that this shadow knows of and has not applied.";
+        lag_seconds: Gauge = "mainstay_shadow_lag_seconds", "Time since this shadow last knew that it had applied all revisions of its source; grows while the source does not answer.";
+        connected: Gauge = "mainstay_shadow_connected", "1 if this shadow receives the changes of its source; 0 otherwise.";
+        events: Counter = "mainstay_shadow_events_total", "Changes of keys that this shadow has applied.";
+        snapshots: Total = "mainstay_shadow_snapshots_total", "Snapshots of its source from which this shadow has begun.";
+        comparisons: Labelled<Total> = "mainstay_shadow_comparisons_total" ["result"], "Comparisons of HashKV with the source by result: equal, different, or skipped because the two hashes were not comparable.";
+        compared_revision: Gauge = "mainstay_shadow_last_comparison_revision", "Revision of the last comparison that was equal or different.";
+        compared_at: Gauge = "mainstay_shadow_last_comparison_timestamp_seconds", "Time of the last comparison that was equal or different, in seconds since 1970.";
+        different: Gauge = "mainstay_shadow_different", "1 if a comparison has ever been different in the data directory of this shadow; 0 otherwise.";
+    }
+}
+
+group! {
     /// Metrics of TLS. The label `listener` is `client` for the listeners for clients and metrics, and `peer`
     /// for the listener for members. etcd has no such metrics.
     TlsMetrics {

@@ -637,6 +637,63 @@ const ROWS: &[(&str, &[Written])] = &[
             ),
         ],
     ),
+    (
+        "A shadow",
+        &[
+            figure(
+                "Different",
+                "none",
+                "1 if a comparison with the source has ever been different.",
+                &[("max(mainstay_shadow_different{#})", "")],
+            ),
+            figure(
+                "Last compared revision",
+                "none",
+                "Revision of the last comparison that was equal or different.",
+                &[("max(mainstay_shadow_last_comparison_revision{#})", "")],
+            ),
+            figure(
+                "Last comparison",
+                "dateTimeFromNow",
+                "Time of the last comparison that was equal or different.",
+                &[("max(mainstay_shadow_last_comparison_timestamp_seconds{#}) * 1000", "")],
+            ),
+            chart(
+                "Comparisons",
+                "short",
+                "Comparisons with the source by result, and snapshots from which the shadow has begun.",
+                &[
+                    ("mainstay_shadow_comparisons_total{#}", "{{instance}} {{result}}"),
+                    ("mainstay_shadow_snapshots_total{#}", "{{instance}} snapshots"),
+                ],
+            ),
+            chart(
+                "Revisions",
+                "none",
+                "Revision of the copy and of its source, and the revisions that the copy lacks.",
+                &[
+                    ("mainstay_shadow_revision{#}", "{{instance}} copy"),
+                    ("mainstay_shadow_source_revision{#}", "{{instance}} source"),
+                    ("mainstay_shadow_lag_revisions{#}", "{{instance}} lag"),
+                ],
+            ),
+            chart(
+                "Lag",
+                "s",
+                "Time since the copy was last known to have all revisions, and 1 while the source answers.",
+                &[
+                    ("mainstay_shadow_lag_seconds{#}", "{{instance}} lag"),
+                    ("mainstay_shadow_connected{#}", "{{instance}} connected"),
+                ],
+            ),
+            chart(
+                "Changes applied",
+                "cps",
+                "Changes of keys that the shadow has applied.",
+                &[("rate(mainstay_shadow_events_total{#}[$__rate_interval])", "{{instance}}")],
+            ),
+        ],
+    ),
 ];
 
 fn filled(written: &Written) -> Panel {

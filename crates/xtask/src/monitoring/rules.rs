@@ -162,6 +162,31 @@ pub const ALERTS: &[Alert] = &[
         rests: &[("mainstay_state_hash_differences_total{job=\"m\",instance=\"a\"}", "1x60")],
     },
     Alert {
+        name: "MainstayShadowDifferent",
+        severity: "critical",
+        holds: "0m",
+        expression: "mainstay_shadow_different == 1",
+        summary: "{{ $labels.instance }} is a shadow whose copy differs from its source",
+        meaning: "HashKV of the copy was different from that of the source at the same revision and compact revision, or a revision did not fit.",
+        remedy: "The log of the shadow has the revision, the hashes and the first different key. If the endpoints of the source differ from each \
+                 other, look at the source first. Keep the data directory of the shadow; see [shadow.md](shadow.md).",
+        fires: &[("mainstay_shadow_different{job=\"s\",instance=\"a\"}", "0x54 1x5")],
+        rests: &[("mainstay_shadow_different{job=\"s\",instance=\"a\"}", "0x60")],
+    },
+    Alert {
+        name: "MainstayShadowBehind",
+        severity: "warning",
+        holds: "5m",
+        expression: "mainstay_shadow_lag_seconds > 300",
+        summary: "{{ $labels.instance }} is a shadow that has been behind its source for {{ $value }} s",
+        meaning: "The source does not answer the shadow, or changes faster than the shadow applies. If it is compacted meanwhile, the shadow \
+                  begins again from a snapshot.",
+        remedy: "The log of the shadow says why it cannot follow: connections, permissions, or a full disk. Otherwise give it more processor time \
+                 or a faster disk; see [shadow.md](shadow.md).",
+        fires: &[("mainstay_shadow_lag_seconds{job=\"s\",instance=\"a\"}", "400x60")],
+        rests: &[("mainstay_shadow_lag_seconds{job=\"s\",instance=\"a\"}", "0x60")],
+    },
+    Alert {
         name: "MainstayAlarm",
         severity: "critical",
         holds: "0m",

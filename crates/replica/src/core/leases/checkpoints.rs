@@ -90,7 +90,7 @@ impl LeaseClocks {
     /// begins to clear checkpoints instead. Does nothing while some members have not announced which program
     /// they run, or while all checkpoints are being cleared already.
     fn note_below(&mut self, used: Duration) {
-        if self.doubt {
+        if self.doubt || !self.rules.expire {
             return;
         }
         match self.others {

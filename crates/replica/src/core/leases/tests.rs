@@ -11,6 +11,7 @@ const RULES: LeaseRules = LeaseRules {
     request_timeout: Duration::from_secs(7),
     grace: Duration::from_secs(1),
     note_interval: Duration::from_secs(60),
+    expire: true,
 };
 const REQUEST: RequestId = RequestId { shard: 0, slot: 1, generation: 0 };
 /// Index of the last entry of the log, and of the last applied entry.
@@ -23,8 +24,12 @@ fn lease(ttl: Seconds, remaining: Seconds) -> Lease<'static> {
 }
 
 fn clocks(now: Instant) -> LeaseClocks {
+    clocks_by(RULES, now)
+}
+
+fn clocks_by(rules: LeaseRules, now: Instant) -> LeaseClocks {
     let mut clocks = LeaseClocks::new(
-        RULES,
+        rules,
         Arc::new(Renewals::new(now)),
         Arc::new(Metrics::new(&[], MetricsDetail::Basic)),
         now,
@@ -60,6 +65,26 @@ fn a_lease_expires_once_and_whoever_renews_it_then_hears_when_it_is_gone() {
         clocks.renew((REQUEST, LeaseId(5)), None, Index(1), late, late),
         Renewal::Answered(Seconds(0))
     );
+}
+
+#[test]
+fn leases_that_only_their_source_ends_neither_expire_nor_are_noted() {
+    let start = Instant::now();
+    let mut clocks = clocks_by(LeaseRules { expire: false, ..RULES }, start);
+    // A lease with a remaining time that its source has recorded.
+    let granted = GrantedLease { id: LeaseId(5), ttl: Seconds(10), remaining: Seconds(1) };
+    let leases = Leases::granted([granted]).expect("is sound");
+    clocks.others_are(OtherPrograms::Mainstay);
+    clocks.start(&leases, false, start);
+    clocks.start_some(&leases);
+    clocks.granted(LeaseId(6), Seconds(1), true, start);
+    assert_eq!(clocks.running(), 2);
+    let late = start + seconds(10 * 365 * 86_400);
+    clocks.look(Index(1), Index(1), late);
+    assert!(clocks.take_expired().is_empty());
+    clocks.note_if_due(late);
+    clocks.note_before_stop();
+    assert!(!clocks.is_noting());
 }
 
 #[test]

@@ -1,22 +1,26 @@
-//! Computes the conditions of the transactions that replay revisions, so that each transaction is applied
-//! only directly after the previous one, whatever the order in which they arrive.
+//! Computes the conditions of transactions that replay the revisions of a source at another store, so that each
+//! transaction is applied only directly after the previous one, whatever the order in which they arrive.
 
 use api::etcdserverpb as pb;
 use api::etcdserverpb::compare::{CompareResult, CompareTarget, TargetUnion};
+use api::etcdserverpb::request_op::Request;
 use api::mvccpb::Event;
 use api::mvccpb::event::EventType;
 use bytes::Bytes;
 
 /// A key that a revision has put or deleted.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub(super) struct Mark {
-    pub(super) key: Bytes,
-    pub(super) revision: i64,
+pub struct Mark {
+    /// The key.
+    pub key: Bytes,
+    /// The revision.
+    pub revision: i64,
     is_deleted: bool,
 }
 
 impl Mark {
-    pub(super) fn of(event: &Event) -> Mark {
+    /// Returns the key and the revision of an event.
+    pub fn of(event: &Event) -> Mark {
         let kv = event.kv.as_ref();
         Mark {
             key: kv.map(|kv| kv.key.clone()).unwrap_or_default(),
@@ -36,7 +40,7 @@ impl Mark {
 
     /// Returns a condition that holds until this revision is applied: a key that it deletes still exists, or
     /// a key that it puts has a lower modification revision.
-    pub(super) fn is_missing(&self) -> pb::Compare {
+    pub fn is_missing(&self) -> pb::Compare {
         if self.is_deleted {
             return compare(&self.key, CompareResult::Greater, TargetUnion::Version(0));
         }
@@ -47,7 +51,7 @@ impl Mark {
 /// Computes the conditions for one revision after the other. It remembers one or two keys of the newest
 /// revisions, whose states show that a revision was applied.
 #[derive(Debug, Default)]
-pub(super) struct Chain {
+pub struct Chain {
     /// A key of the newest revision with a put; `None` if the key was deleted since.
     put: Option<Mark>,
     /// A key that the newest revision has deleted; `None` if that revision contains a put.
@@ -59,7 +63,7 @@ impl Chain {
     /// `None` if there are no such conditions. The absence of a deleted key alone does not prove that the
     /// deletion was applied, because the key was also absent before it was created. Together with the
     /// condition about `put`, it does, because no key was created after that put.
-    pub(super) fn next(&mut self, events: &[Event]) -> Option<Vec<pb::Compare>> {
+    pub fn next(&mut self, events: &[Event]) -> Option<Vec<pb::Compare>> {
         let before: Vec<pb::Compare> = self.put.iter().chain(&self.deletion).map(Mark::is_there).collect();
         let is_told = self.put.is_some();
         let marks = || events.iter().map(Mark::of);
@@ -73,6 +77,20 @@ impl Chain {
         }
         is_told.then_some(before)
     }
+}
+
+/// Returns the operation that makes the change of an event at another store.
+pub fn operation(event: &Event) -> Request {
+    let kv = event.kv.clone().unwrap_or_default();
+    if event.r#type == EventType::Delete as i32 {
+        return Request::RequestDeleteRange(pb::DeleteRangeRequest { key: kv.key, ..Default::default() });
+    }
+    Request::RequestPut(pb::PutRequest {
+        key: kv.key,
+        value: kv.value,
+        lease: kv.lease,
+        ..Default::default()
+    })
 }
 
 fn compare(key: &Bytes, result: CompareResult, union: TargetUnion) -> pb::Compare {

@@ -1,0 +1,284 @@
+//! Compares HashKV of the source and of the copy. Two hashes are comparable only for the same revision and the same
+//! compact revision; anything else is skipped, and never counts as equal.
+
+use std::time::Duration;
+
+use api::mvccpb::KeyValue;
+use telemetry::logging::{Logger, Value};
+use tokio::time::sleep;
+
+use crate::copy::{CopyReader, NoOwnHash};
+use crate::source::{NoHash, Source, SourceHash};
+use crate::trouble::Trouble;
+
+/// Pause before a member that has not reached the revision is asked again, and number of times that it is.
+const LAG_PAUSE: Duration = Duration::from_secs(1);
+const LAG_ATTEMPTS: u32 = 30;
+/// Number of keys of the first page when the first different key is searched, and of each page at most.
+const PAGE_KEYS: (usize, usize) = (16, 1024);
+/// Bytes that a page should have.
+const PAGE_BYTES: usize = 4 << 20;
+
+/// Result of a comparison.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) enum Outcome {
+    /// The hashes are equal.
+    Equal {
+        /// The hash.
+        hash: u32,
+        /// Compact revision for which it was computed.
+        compact_revision: i64,
+    },
+    /// The hashes are different.
+    Different(Difference),
+    /// The hashes could not be compared.
+    Skipped {
+        /// The reason.
+        reason: String,
+        /// Compact revision of the source, if it is not that of the copy; otherwise `None`.
+        compacted_at: Option<i64>,
+    },
+}
+
+/// What is different.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub(crate) struct Difference {
+    /// Compact revision for which the hashes were computed.
+    pub(crate) compact_revision: i64,
+    /// Hash of the copy.
+    pub(crate) own: u32,
+    /// Hash of each member of the source that has returned a comparable one, by endpoint.
+    pub(crate) members: Vec<(String, u32)>,
+    /// The first different key, or what is known of the place of the difference.
+    pub(crate) place: String,
+}
+
+impl Difference {
+    /// Returns true if the members of the source do not even agree with each other.
+    pub(crate) fn is_within_source(&self) -> bool {
+        self.members.windows(2).any(|pair| matches!(pair, [(_, a), (_, b)] if a != b))
+    }
+}
+
+/// A comparison of source and copy.
+pub(crate) struct Comparison {
+    pub(crate) source: Source,
+    pub(crate) copy: CopyReader,
+    pub(crate) logger: std::sync::Arc<Logger>,
+    /// Position of the endpoint that is asked first; each comparison asks another one.
+    pub(crate) turn: usize,
+}
+
+impl Comparison {
+    /// Compares at a revision that the copy has reached.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the source turns out to be another cluster.
+    pub(crate) async fn at(&self, revision: i64) -> Result<Outcome, Trouble> {
+        let endpoints = self.source.endpoints();
+        let Some(endpoint) = endpoints.get(self.turn % endpoints.len().max(1)) else {
+            return Ok(skipped("no endpoint"));
+        };
+        let theirs = match self.patient_hash(endpoint, revision).await {
+            Ok(theirs) => theirs,
+            Err(NoHash::Trouble(trouble @ Trouble::Final(_))) => return Err(trouble),
+            Err(NoHash::Trouble(trouble)) => return Ok(skipped(trouble.text())),
+            Err(NoHash::Compacted) => return Ok(skipped("the source was compacted in the meantime")),
+            Err(NoHash::Future) => return Ok(skipped(format!("{endpoint} lags behind"))),
+        };
+        let own = match self.copy.hash(revision, theirs.compact_revision).await {
+            Ok(own) => own,
+            Err(NoOwnHash::OtherCompaction(at)) => {
+                return Ok(Outcome::Skipped {
+                    reason: format!(
+                        "the source is compacted at revision {}, the copy at {at}",
+                        theirs.compact_revision
+                    ),
+                    compacted_at: Some(theirs.compact_revision),
+                });
+            }
+            Err(NoOwnHash::Failed(why)) => return Ok(skipped(format!("the copy cannot be hashed: {why}"))),
+        };
+        if own == theirs.hash {
+            return Ok(Outcome::Equal { hash: own, compact_revision: theirs.compact_revision });
+        }
+        self.examine(revision, theirs, own, endpoint).await
+    }
+
+    /// Asks a member for its hash, and waits for a while if it has not reached the revision.
+    async fn patient_hash(&self, endpoint: &str, revision: i64) -> Result<SourceHash, NoHash> {
+        for _ in 0..LAG_ATTEMPTS {
+            match self.source.hash(endpoint, revision).await {
+                Err(NoHash::Future) => sleep(LAG_PAUSE).await,
+                answer => return answer,
+            }
+        }
+        Err(NoHash::Future)
+    }
+
+    /// Examines different hashes: asks all members, and searches the first different key. The result is equal only if
+    /// the member that returned a different hash now returns the hash of the copy.
+    async fn examine(
+        &self,
+        revision: i64,
+        theirs: SourceHash,
+        own: u32,
+        endpoint: &str,
+    ) -> Result<Outcome, Trouble> {
+        let compact_revision = theirs.compact_revision;
+        let mut members = Vec::new();
+        for other in self.source.endpoints() {
+            match self.patient_hash(&other, revision).await {
+                Ok(hash) if hash.compact_revision == compact_revision => members.push((other, hash.hash)),
+                Err(NoHash::Trouble(trouble @ Trouble::Final(_))) => return Err(trouble),
+                _ => {}
+            }
+        }
+        if members.iter().any(|(other, hash)| other == endpoint && *hash == own) {
+            self.logger.warn(
+                "a member of the source has returned two different hashes of one revision; the second one is that of this shadow",
+                &[("endpoint", Value::Str(endpoint)), ("revision", Value::Int(revision))],
+            );
+            return Ok(Outcome::Equal { hash: own, compact_revision });
+        }
+        if !members.iter().any(|(other, _)| other == endpoint) {
+            members.push((endpoint.to_owned(), theirs.hash));
+        }
+        if !theirs.is_of_revision && self.source.is_compacted(revision).await.unwrap_or(true) {
+            return Ok(skipped("the source was compacted in the meantime"));
+        }
+        let place = self.place(revision, compact_revision).await?;
+        Ok(Outcome::Different(Difference { compact_revision, own, members, place }))
+    }
+
+    /// Searches the first key that is different, first among the keys at `revision`, then among those at the compact
+    /// revision. Holds one page of each side at a time.
+    async fn place(&self, revision: i64, compact_revision: i64) -> Result<String, Trouble> {
+        let mut unread = None;
+        for at in [revision, compact_revision].into_iter().filter(|at| *at > 0) {
+            match self.first_different_key(at).await {
+                Ok(Some(text)) => return Ok(format!("at revision {at}, {text}")),
+                Ok(None) => {}
+                Err(trouble @ Trouble::Final(_)) => return Err(trouble),
+                Err(trouble) => {
+                    unread =
+                        Some(format!("the keys at revision {at} could not be compared: {}", trouble.text()))
+                }
+            }
+        }
+        Ok(unread.unwrap_or_else(|| {
+            format!(
+                "all keys at revision {revision} are equal: the difference is in the versions between the compact revision \
+                 {compact_revision} and it"
+            )
+        }))
+    }
+
+    async fn first_different_key(&self, revision: i64) -> Result<Option<String>, Trouble> {
+        let mut from: Vec<u8> = b"\0".to_vec();
+        let mut limit = PAGE_KEYS.0;
+        loop {
+            let asked = i64::try_from(limit).unwrap_or(i64::MAX);
+            let theirs = self.source.page(&from, revision, asked).await?;
+            // As many keys as the source has returned, and one more: it is in the way only if it lies between them.
+            let reader = self.copy.clone();
+            let (start, keys) = (from.clone(), theirs.kvs.len() + 1);
+            let read = tokio::task::spawn_blocking(move || reader.page(&start, revision, keys));
+            let ours = read.await.map_err(|error| Trouble::Passing(error.to_string()))?;
+            let ours = ours.map_err(Trouble::Passing)?;
+            if let Some(text) = first_difference(&theirs.kvs, &ours, theirs.more) {
+                return Ok(Some(text));
+            }
+            let Some(last) = theirs.kvs.last().filter(|_| theirs.more) else { return Ok(None) };
+            from = [&last.key[..], b"\0"].concat();
+            let bytes: usize = theirs.kvs.iter().map(|kv| kv.key.len() + kv.value.len() + 64).sum();
+            let average = bytes / theirs.kvs.len().max(1);
+            limit = (PAGE_BYTES / average.max(1)).clamp(1, PAGE_KEYS.1);
+        }
+    }
+}
+
+fn skipped(reason: impl Into<String>) -> Outcome {
+    Outcome::Skipped { reason: reason.into(), compacted_at: None }
+}
+
+/// Describes the first difference of a page of the source and the same range of the copy, which may have keys after
+/// the page. `more` is true if the source has keys after its page, too.
+fn first_difference(theirs: &[KeyValue], ours: &[KeyValue], more: bool) -> Option<String> {
+    let quoted = |kv: &KeyValue| cli::go::quote(&kv.key);
+    for (at, their) in theirs.iter().enumerate() {
+        match ours.get(at) {
+            Some(our) if our == their => {}
+            Some(our) if our.key == their.key => {
+                let other_value = if shown(our) == shown(their) { ", with another value" } else { "" };
+                return Some(format!(
+                    "key {} is {} at the source, {} in the copy{other_value}",
+                    quoted(their),
+                    shown(their),
+                    shown(our)
+                ));
+            }
+            Some(our) if our.key < their.key => {
+                return Some(format!("key {} is only in the copy: {}", quoted(our), shown(our)));
+            }
+            _ => return Some(format!("key {} is only at the source: {}", quoted(their), shown(their))),
+        }
+    }
+    let extra = ours.get(theirs.len()).filter(|_| !more)?;
+    Some(format!("key {} is only in the copy: {}", quoted(extra), shown(extra)))
+}
+
+/// Returns everything of a key but its value, of which it returns the length, because a log must not contain values.
+fn shown(kv: &KeyValue) -> String {
+    format!(
+        "(create revision {}, mod revision {}, version {}, lease {:x}, {} bytes)",
+        kv.create_revision,
+        kv.mod_revision,
+        kv.version,
+        kv.lease,
+        kv.value.len()
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn kv(key: &'static str, mod_revision: i64) -> KeyValue {
+        KeyValue { key: key.into(), mod_revision, create_revision: 2, version: 1, ..KeyValue::default() }
+    }
+
+    #[test]
+    fn the_first_difference_is_found_on_either_side() {
+        let page = [kv("b", 2), kv("d", 3)];
+        let with = |ours: &[KeyValue], more| first_difference(&page, ours, more);
+        assert_eq!(with(&page, true), None);
+        assert_eq!(with(&[kv("b", 2), kv("d", 3), kv("e", 4)], true), None, "it may be in the next page");
+        for (ours, words) in [
+            (vec![kv("b", 2), kv("d", 3), kv("e", 4)], "key \"e\" is only in the copy"),
+            (vec![kv("a", 2), kv("b", 2), kv("d", 3)], "key \"a\" is only in the copy"),
+            (vec![kv("b", 2), kv("c", 2), kv("d", 3)], "key \"c\" is only in the copy"),
+            (vec![kv("d", 3)], "key \"b\" is only at the source"),
+            (vec![kv("b", 2)], "key \"d\" is only at the source"),
+            (vec![], "key \"b\" is only at the source"),
+            (vec![kv("b", 2), kv("d", 4)], "mod revision 3, version 1, lease 0, 0 bytes) at the source"),
+        ] {
+            let found = with(&ours, false).unwrap_or_default();
+            assert!(found.contains(words), "{ours:?}: {found}");
+        }
+        assert_eq!(first_difference(&[], &[], false), None);
+    }
+
+    #[test]
+    fn members_that_disagree_are_recognized() {
+        let of = |hashes: &[u32]| Difference {
+            compact_revision: 1,
+            own: 9,
+            members: hashes.iter().map(|hash| (String::new(), *hash)).collect(),
+            place: String::new(),
+        };
+        assert!(!of(&[1]).is_within_source() && !of(&[1, 1, 1]).is_within_source());
+        assert!(of(&[1, 1, 9]).is_within_source());
+    }
+}
