@@ -9,6 +9,7 @@ use storage::nospace::Cause;
 
 use super::alarms::NospaceAlarm;
 use super::checkpoints::Checkpoints;
+use super::compression::Compression;
 use super::quota_warning::QuotaWarning;
 use super::room::Room;
 use super::segments::{Moves, Segments};
@@ -30,6 +31,8 @@ pub(super) struct DiskSpace {
     pub segments: Segments,
     /// Values that are being moved out of sparsely used segments.
     pub moves: Moves,
+    /// Tracks which segments were given to the checkpointer to be compressed.
+    pub compression: Compression,
 }
 
 impl DiskSpace {
@@ -43,6 +46,7 @@ impl DiskSpace {
             checkpoints,
             segments: Segments::default(),
             moves: Moves::default(),
+            compression: Compression::new(now),
         }
     }
 

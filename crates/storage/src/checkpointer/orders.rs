@@ -7,8 +7,9 @@ use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 
 use bytes::Bytes;
+use log::Compressed;
 use machine::image::Head;
-use machine::{AsOf, Overtaken};
+use machine::{AsOf, Overtaken, SegmentUse};
 use mvcc::Location;
 use numbers::{ChangeId, Index};
 
@@ -85,8 +86,10 @@ pub struct Relocation {
     pub id: ChangeId,
     /// Current location of the value.
     pub from: Location,
-    /// Bytes of the value.
+    /// Bytes to be stored: the value, or its frame if it was compressed.
     pub data: Bytes,
+    /// Says how to decompress `data`; `None` if it is the value as it is.
+    pub compressed: Option<Compressed>,
 }
 
 /// Order from the core to the checkpointer.
@@ -111,6 +114,13 @@ pub enum Order {
         segments: Vec<u32>,
         /// Maximum bytes of values per batch that is sent to the core, except that the last value of a batch
         /// may exceed it.
+        portion_bytes: usize,
+    },
+    /// Find out which of these segments are worth compressing, and do with them what [`Order::Relocate`] says.
+    Compress {
+        /// Numbers of the segments, each with its live values.
+        segments: Vec<(u32, SegmentUse)>,
+        /// As in [`Order::Relocate`].
         portion_bytes: usize,
     },
     /// Record the cause of this member's NOSPACE alarm in a file beside the log.

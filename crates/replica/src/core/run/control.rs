@@ -116,6 +116,7 @@ impl Core {
             // of the moved values. Only a whole checkpoint replaces all runs, and so lets the old segments be
             // deleted.
             StorageRequest::Relocated => {
+                self.space.compression.ended();
                 if self.has_emptied() {
                     self.space.checkpoints.want_whole();
                 }
@@ -176,6 +177,7 @@ impl Core {
         self.measure_disk();
         self.measure_readers(now);
         self.look_at_disk(now);
+        self.look_at_compression(now);
         self.look_at_install(now);
         self.outgoing.look(now);
         self.propose_attributes(now);

@@ -1,6 +1,7 @@
 //! Applies committed entries, removes versions of keys after compactions, orders checkpoints, and manages the
 //! space on the disk.
 
+use std::collections::BTreeSet;
 use std::sync::mpsc::SyncSender;
 use std::time::Instant;
 
@@ -71,7 +72,7 @@ impl Core {
             if let Some(from) = self.space.moves.arrived(change)
                 && self.machine.relocate(change, from, to)
             {
-                self.space.checkpoints.moved_out_of(from.segment);
+                self.space.checkpoints.moved_out_of(from.segment());
             }
         }
         self.space.moves.tell();
@@ -511,6 +512,7 @@ impl Core {
         empty_segments.retain(|segment| self.space.checkpoints.frees(*segment, whole));
         let terms = self.history.terms();
         let mut head = Box::new(self.machine.head());
+        head.compressed_values |= self.options.compresses_values;
         if planted::is(Bug::AppliedIndexEarly) {
             head.applied_index += 1;
         }
@@ -589,6 +591,35 @@ impl Core {
         }
     }
 
+    /// Orders the checkpointer to compress the values in old segments, if this is wanted and worthwhile.
+    pub(super) fn look_at_compression(&mut self, now: Instant) {
+        let is_busy = self.space.checkpoints.is_busy()
+            || self.space.moves.are_under_way()
+            || self.install.is_receiving()
+            || self.install.is_unsaved()
+            || self.lifecycle.is_stopping()
+            || self.lifecycle.is_parked();
+        if !self.options.compresses_values || is_busy || !self.space.compression.is_due(now) {
+            return;
+        }
+        let exists: BTreeSet<u32> = self.log.segments().iter().map(|segment| segment.seq).collect();
+        let judged = self.space.compression.judged(|segment| exists.contains(&segment)).clone();
+        let saved_through = self.space.checkpoints.applied_index();
+        let segments = self.survey().worth_compressing(saved_through, &judged);
+        if segments.is_empty() {
+            return;
+        }
+        let ordered: Vec<u32> = segments.iter().map(|(segment, _)| *segment).collect();
+        let portion_bytes = self.space.room.portion_bytes(&self.log);
+        if self.workers.order(Order::Compress { segments, portion_bytes }) {
+            self.logger.debug(
+                "compressing the values in old segments that are worth it",
+                &[("segments", Value::Uint(ordered.len() as u64))],
+            );
+            self.space.compression.ordered(ordered.into_iter());
+        }
+    }
+
     /// Publishes the number of bytes on disk to the other threads.
     pub(super) fn measure_disk(&self) {
         let log_bytes: u64 = self.log.segments().iter().map(|s| s.used_bytes).sum();
@@ -607,6 +638,7 @@ impl Core {
         let bytes = Room::bytes_of(values.iter().map(|value| value.data.len()));
         let fits = self.space.room.has(&self.log, bytes, Purpose::Moves) && !self.space.room.is_full();
         if !fits || self.lifecycle.is_stopping() || receiving || values.is_empty() {
+            self.space.compression.refused();
             let _ = done.try_send(());
             return;
         }
@@ -615,11 +647,12 @@ impl Core {
         for value in values {
             let id = log::ValueId { main: value.id.main.0, sub: i64::from(value.id.sub) };
             moving.push((value.id, value.from));
-            batch.push(log::Value { id, data: value.data });
+            batch.push(log::Value { id, data: value.data, compressed: value.compressed });
         }
         // If the log does not accept the values now, they stay at their locations, and are moved after the
         // next checkpoint.
         if self.space.room.hand_values(&mut self.log, batch, now).is_none() {
+            self.space.compression.refused();
             let _ = done.try_send(());
             return;
         }
