@@ -2,6 +2,7 @@
 //! the values as they were written, and neither kill -9 nor a damaged file makes a read wrong.
 
 use std::path::PathBuf;
+use std::process::Command;
 use std::time::Duration;
 
 use api::Rpc;
@@ -13,8 +14,9 @@ use testkit::{TempDir, eventually, http1};
 use crate::answers::all;
 use crate::client::{Client, put_op};
 use crate::damage::flip;
-use crate::member::{Member, Setup};
+use crate::member::{Member, Setup, binary};
 use crate::run;
+use crate::wal_dir::tool;
 
 /// Number of pods, which fill four segments.
 const PODS: u64 = 12_500;
@@ -125,6 +127,19 @@ fn pods_are_compressed_in_the_background_and_every_read_gets_them_as_they_were()
         assert_reads(&client).await;
         assert_eq!(client.hash_kv(0).await.expect("a hash can be had").hash, hash);
         member.stop();
+
+        // A copy of the directory has everything, and can be exported to etcd's database.
+        let (copy, etcd) = (dir.path().join("copy"), dir.path().join("etcd"));
+        let copied = Command::new("cp").arg("-a").arg(&raw.data_dir).arg(&copy).status().expect("runs");
+        assert!(copied.success());
+        tool(
+            "utl",
+            &["export", "--data-dir", &copy.display().to_string(), "--to", &etcd.display().to_string()],
+        );
+        let database = etcd.join("member/snap/db").display().to_string();
+        let printed = Command::new(binary()).args(["utl", "hashkv", &database]).output().expect("runs");
+        let printed = String::from_utf8_lossy(&printed.stdout).into_owned();
+        assert!(printed.contains(&hash.to_string()), "{printed} is not {hash}");
 
         // A damaged dictionary is found by the reads that need it, and by nothing else.
         let dictionaries = files(&raw, "dict");
