@@ -90,6 +90,17 @@ pub struct StorageOptions {
     /// True if writes are not synced to the disk. For tests only: acknowledged writes are lost if the machine
     /// crashes.
     pub unsafe_no_fsync: bool,
+    /// Compression of old values in the log.
+    pub value_compression: ValueCompression,
+}
+
+/// Compression of old values in the log.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum ValueCompression {
+    /// No further values are compressed.
+    None,
+    /// Values are compressed with zstd where that saves space.
+    Zstd,
 }
 
 /// Listeners of the member.

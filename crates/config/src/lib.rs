@@ -35,7 +35,7 @@ pub use bootstrap::{Bootstrap, BootstrapError, InitialMember};
 pub use config::{
     AuditLogOptions, AuthOptions, AutoCompaction, CheckOptions, ClientOptions, ClusterOptions,
     CompactionOptions, Config, InitialClusterState, LimitOptions, ListenOptions, ObservabilityOptions,
-    ObserverOptions, RaftOptions, StorageOptions, TracingOptions,
+    ObserverOptions, RaftOptions, StorageOptions, TracingOptions, ValueCompression,
 };
 pub use discovery::{Discovery, DiscoveryService};
 pub use feature_gate::FeatureGates;

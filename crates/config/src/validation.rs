@@ -7,7 +7,7 @@ use std::time::Duration;
 use super::config::{
     AuditLogOptions, AuthOptions, AutoCompaction, CheckOptions, ClientOptions, ClusterOptions,
     CompactionOptions, Config, InitialClusterState, LimitOptions, ListenOptions, ObservabilityOptions,
-    ObserverOptions, RaftOptions, StorageOptions, TracingOptions,
+    ObserverOptions, RaftOptions, StorageOptions, TracingOptions, ValueCompression,
 };
 use super::discovery::{self, Discovery};
 use super::feature_gate::FeatureGates;
@@ -83,6 +83,10 @@ pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Res
         wal_dir: settings.non_empty(table::WAL_DIR).map(PathBuf::from),
         import_etcd_data: settings.get(table::IMPORT_ETCD_DATA),
         unsafe_no_fsync: settings.get(table::UNSAFE_NO_FSYNC),
+        value_compression: match settings.get(table::VALUE_COMPRESSION) {
+            "zstd" => ValueCompression::Zstd,
+            _ => ValueCompression::None,
+        },
     };
     // The order in which these groups are read is etcd's order, so that the same error is reported if several
     // options are invalid.

@@ -306,7 +306,7 @@ mod tests {
         let header = Some(RequestHeader { id: index, ..RequestHeader::default() });
         let request = InternalRaftRequest { header, put: Some(put), ..InternalRaftRequest::default() };
         let data = Bytes::from(request.encode_to_vec());
-        let location = mvcc::Location { segment: 1, offset: 64 };
+        let location = mvcc::Location::new(1, 64);
         let command = Command { index: Index(index), term: Term(1), data: &data, location };
         machine.apply(command, &NoValues, false).expect("applies").outcome.expect("is put");
     }

@@ -25,7 +25,7 @@ impl Journal {
         if end.0 == 0 || end.1 > SEGMENT_BYTES {
             *end = (end.0 + 1, 32);
         }
-        let location = Location { segment: end.0, offset: end.1 };
+        let location = Location::new(end.0, end.1);
         self.records.borrow_mut().insert(*end, data.clone());
         end.1 += data.len() as u32 + 8;
         location
@@ -37,7 +37,7 @@ impl Values for Journal {
         if value.len == 0 {
             return Ok(());
         }
-        let place = (value.location.segment, value.location.offset);
+        let place = (value.location.segment(), value.location.offset());
         let records = self.records.borrow();
         let found = records.range(..=place).next_back().filter(|(start, _)| start.0 == place.0);
         let (start, record) = found.ok_or_else(|| ReadError::Failed(format!("nothing at {place:?}")))?;

@@ -114,8 +114,8 @@ fn check(disk: &Arc<MemDisk>, from_index: u64, verify_all: bool) {
     for item in &same {
         if let Replayed::Entry(entry, location) = item {
             let mut bytes = vec![0; entry.data.len()];
-            let file = disk.open(&path(location.segment)).expect("it was just read");
-            file.read_exact_at(&mut bytes, u64::from(location.offset)).expect("it was just read");
+            let file = disk.open(&path(location.segment())).expect("it was just read");
+            file.read_exact_at(&mut bytes, u64::from(location.offset())).expect("it was just read");
             assert_eq!(bytes, entry.data, "the location is that of the data");
         }
     }
@@ -303,7 +303,11 @@ pub fn seeds_files() -> Vec<Vec<u8>> {
         },
         Batch {
             entries: vec![entry(Index(2), Term(2)), entry(Index(3), Term(2))],
-            values: vec![Value { id: ValueId { main: 2, sub: 0 }, data: Bytes::from_static(b"moved") }],
+            values: vec![Value {
+                id: ValueId { main: 2, sub: 0 },
+                data: Bytes::from_static(b"moved"),
+                compressed: None,
+            }],
             ..Batch::default()
         },
         Batch {
@@ -369,7 +373,8 @@ pub fn run_damage(data: &[u8]) {
         }
         if how & 0x20 != 0 {
             let id = ValueId { main: i64::from(how), sub: 0 };
-            batch.values.push(Value { id, data: Bytes::from(vec![3; usize::from(script.u8())]) });
+            let data = Bytes::from(vec![3; usize::from(script.u8())]);
+            batch.values.push(Value { id, data, compressed: None });
         }
         if how & 0x40 != 0 || batch == Batch::default() {
             batch.hard_state =

@@ -59,7 +59,7 @@ fn live_on(mut machine: Machine) {
     let put = PutRequest { key: "k".into(), value: "v".into(), ..PutRequest::default() };
     let request = InternalRaftRequest { put: Some(put), ..InternalRaftRequest::default() };
     let data = Bytes::from(request.encode_to_vec());
-    let location = Location { segment: u32::MAX, offset: 32 };
+    let location = Location::new(Location::SEGMENT_MAX, 32);
     let (index, term) = (machine.applied_index + 1, machine.applied_term);
     let journal = Journal::default();
     machine

@@ -1,5 +1,6 @@
 //! Defines the errors of the log, with messages for the operator.
 
+use compression::DecompressError;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -248,6 +249,16 @@ pub enum ReadError {
         /// Description of the damage.
         found: &'static str,
     },
+    /// The bytes at the location are as they were written, but the value cannot be decompressed, because its
+    /// dictionary is damaged or missing.
+    Undecodable {
+        /// The segment's file.
+        path: PathBuf,
+        /// Offset of the value's record in bytes.
+        offset: u64,
+        /// Reason, with the file of the dictionary.
+        error: DecompressError,
+    },
     /// The operating system refused the read.
     Io {
         /// The segment's file.
@@ -265,6 +276,9 @@ impl fmt::Display for ReadError {
             ReadError::Damaged { path, offset, found } => {
                 write!(f, "{} is damaged at offset {offset}: {found}", path.display())
             }
+            ReadError::Undecodable { path, offset, error } => {
+                write!(f, "cannot read the value at offset {offset} of {}: {error}", path.display())
+            }
             ReadError::Io { path, error } => write!(f, "cannot read {}: {error}", path.display()),
         }
     }
@@ -274,6 +288,7 @@ impl std::error::Error for ReadError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             ReadError::Io { error, .. } => Some(error),
+            ReadError::Undecodable { error, .. } => Some(error),
             _ => None,
         }
     }

@@ -21,7 +21,7 @@
 //!                            of the secret xor offset
 //!        4  payload length   4
 //!        8  kind             1   1 Entry, 2 HardState, 3 Reset, 4 Value, 5 Start, 6 Released
-//!        9  entry type       1   raft's, for Entry; else 0
+//!        9  entry type       1   raft's, for Entry; 1 for a compressed Value; else 0
 //!       10  mark             2   bytes 4..6 of the secret: most foreign bytes fail here already
 //!       12  batch start      4   offset of the first record of the write batch this one belongs to
 //!       16  term             8
@@ -32,7 +32,7 @@
 //! Entry      entry's         entry's               the entry's data
 //! HardState  term            commit                vote u64
 //! Reset      snapshot's      snapshot's            none: the log starts again at index + 1
-//! Value      0               main (revision)       sub i64, value bytes
+//! Value      0               main (revision)       sub i64, value bytes; if it is compressed, see below
 //! Start      last entry's    next entry's index    see below; the first record of every segment
 //! Released   0               sequence number       none: that segment's file is deleted or reused
 //!
@@ -41,6 +41,14 @@
 //!           40 end u32                                  where the segment before ends; 0 if there is none
 //!           44 count u32, 48 sequence numbers u32 each  the segments before this one that are not released
 //! ```
+//!
+//! compressed Value   0 sub i64
+//!                    8 length u32, of the value      at most 128 KiB
+//!                   12 dictionary u32               id of the dictionary's file; 0 for none
+//!                   16 a frame of zstd
+//!
+//! A release that does not know compressed values ignores Value records when it opens the log, and refuses the
+//! checkpoints that name their locations. So it never takes compressed bytes for a value.
 //!
 //! After the last record there are 16 zero bytes, if the file has space for them. They mark the end, because
 //! they look like the header of a record of kind 0, which does not exist.
@@ -87,6 +95,15 @@ pub(crate) const END_BYTES: usize = 16;
 pub(crate) const PAYLOAD_BYTES_MAX: usize = 1 << 30;
 /// Number of bytes of the sub revision, which precedes the value in the payload of a Value record.
 pub(crate) const VALUE_HEAD_BYTES: usize = 8;
+/// Number of bytes that precede the frame in the payload of a Value record with a compressed value.
+pub(crate) const COMPRESSED_HEAD_BYTES: usize = 16;
+/// Entry type of the record of a value as it is.
+pub(crate) const VALUE_RAW: u8 = 0;
+/// Entry type of the record of a compressed value.
+pub(crate) const VALUE_COMPRESSED: u8 = 1;
+/// Maximum length in bytes of a value that is stored compressed. A larger value is sent in parts, which would
+/// decompress it again for every part.
+pub const COMPRESSED_LEN_MAX: u32 = 128 << 10;
 const START_HEAD_BYTES: usize = 48;
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -180,7 +197,7 @@ impl SegmentHeader {
             return Err("the segment header gives a size that no segment has");
         }
         let seq = u32_at(bytes, 12);
-        if seq == u32::MAX {
+        if seq > Location::SEGMENT_MAX {
             return Err("the segment header gives a number that no log reaches");
         }
         Ok(SegmentHeader {
@@ -380,7 +397,12 @@ pub(crate) const fn padded(payload: usize) -> usize {
 
 /// Returns the location of the payload of the record at `offset`.
 pub(crate) fn payload_location(segment: u32, offset: u32) -> Location {
-    Location { segment, offset: offset + RECORD_HEADER_BYTES as u32 }
+    Location::new(segment, offset + RECORD_HEADER_BYTES as u32)
+}
+
+/// Returns the location of the value as it is in the Value record at `offset`.
+pub(crate) fn value_location(segment: u32, offset: u32) -> Location {
+    Location::new(segment, offset + (RECORD_HEADER_BYTES + VALUE_HEAD_BYTES) as u32)
 }
 
 /// Decodes a little-endian number at `at`; the caller has checked the length of `bytes`.

@@ -7,7 +7,8 @@
 //! log after a restart. [`checkpoint`] stores an image of the caller's state in files of checksummed blocks.
 //!
 //! The log does not interpret what it stores: it knows neither the raft protocol nor keys nor the contents of
-//! entries. It does not decide which values are live, or when a checkpoint is due.
+//! entries. It does not decide which values are live, or when a checkpoint is due. It decompresses values, and
+//! the caller compresses them.
 //!
 //! Invariants:
 //! - Nothing is reported as synced before the disk has synced it (test `crash`).
@@ -31,6 +32,7 @@
 
 pub mod checkpoint;
 mod clean_shutdown;
+mod compressed;
 mod entry_index;
 mod error;
 mod figures;
@@ -45,12 +47,14 @@ mod values;
 mod writer;
 
 pub use clean_shutdown::{LogEnd, ShutdownRecord};
+pub use compression::{self, Dictionaries};
 pub use error::{AppendError, Fatal, OpenError, REMEDY, ReadError, Refusal, ReleaseError};
 pub use figures::{DURATION_BOUNDS_S, Durations, Figures, SIZE_BOUNDS, Sizes, Stall};
+pub use format::COMPRESSED_LEN_MAX;
 pub use log::{Log, OnEvent};
 pub use numbers::Location;
 pub use types::{
-    Batch, Entry, EntryPlace, HardState, LogEvent, Need, Options, Owner, Recovered, Repair, Replayed, Reset,
-    SegmentState, Space, Synced, Value, ValueId, segment_bytes_for,
+    Batch, Compressed, Entry, EntryPlace, HardState, LogEvent, Need, Options, Owner, Recovered, Repair,
+    Replayed, Reset, SegmentState, Space, Synced, Value, ValueId, segment_bytes_for,
 };
 pub use values::{Entries, Values, Wanted, runs};

@@ -8,6 +8,7 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, PoisonError};
 use std::thread::{self, JoinHandle};
 use std::time::{Duration, Instant};
 
+use compression::Dictionaries;
 use disk::Disk;
 use numbers::Index;
 
@@ -167,7 +168,9 @@ impl Log {
         }
         let mut opened = recovery::open(&options, &*disk, from_index, replay)?;
         make_real(&options, &*disk, &mut opened)?;
-        let shared = Arc::new(Shared::new(disk));
+        let dictionaries = Dictionaries::open(Arc::clone(&disk), &options.dir)
+            .map_err(|error| OpenError::io("list", &options.dir, error))?;
+        let shared = Arc::new(Shared::new(disk, dictionaries));
         for segment in opened.segments {
             shared.insert(segment);
         }
@@ -619,6 +622,6 @@ impl Worker {
 /// Returns the number of bytes that a batch takes in the segment files.
 fn size(batch: &Batch) -> usize {
     let entries: usize = batch.entries.iter().map(|entry| padded(entry.data.len())).sum();
-    let values: usize = batch.values.iter().map(|value| padded(VALUE_HEAD_BYTES + value.data.len())).sum();
+    let values: usize = batch.values.iter().map(|value| padded(value.head_bytes() + value.data.len())).sum();
     entries + values + Batch::OWN_BYTES
 }

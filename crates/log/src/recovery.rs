@@ -51,8 +51,9 @@ use numbers::{EntryId, Index, MemberId, Term};
 
 use crate::entry_index::EntryIndex;
 use crate::format::{
-    Found, Kind, RECORD_HEADER_BYTES, RecordHeader, SEGMENT_HEADER_BYTES, SegmentHeader, Start,
-    VALUE_HEAD_BYTES, find, payload_location, u64_at,
+    COMPRESSED_HEAD_BYTES, Found, Kind, RECORD_HEADER_BYTES, RecordHeader, SEGMENT_HEADER_BYTES,
+    SegmentHeader, Start, VALUE_COMPRESSED, VALUE_HEAD_BYTES, VALUE_RAW, find, payload_location, u32_at,
+    u64_at, value_location,
 };
 use crate::preparation::Prepared;
 use crate::preparation::{NEXT_TMP, SPARE_TMP};
@@ -60,7 +61,8 @@ use crate::scan::{self, Before, Ending};
 use crate::segment::{Segment, file_name, seq_of};
 use crate::writer::Position;
 use crate::{
-    Entry, HardState, LogEnd, OpenError, Options, Owner, Recovered, Repair, Replayed, Reset, ValueId,
+    Entry, HardState, Location, LogEnd, OpenError, Options, Owner, Recovered, Repair, Replayed, Reset,
+    ValueId,
 };
 
 /// Result of [`open`]: the state of the log that was found.
@@ -565,9 +567,20 @@ impl Reading {
                     return bad("a value with a wrong length".to_owned());
                 }
                 let id = ValueId { main: header.index as i64, sub: u64_at(&payload, 0) as i64 };
-                let mut location = payload_location(candidate.seq, offset as u32);
-                location.offset += VALUE_HEAD_BYTES as u32;
-                replay(Replayed::Value(id, location, (payload.len() - VALUE_HEAD_BYTES) as u32));
+                let raw = (payload.len() - VALUE_HEAD_BYTES) as u32;
+                let place = match header.entry_type {
+                    VALUE_RAW => Some((value_location(candidate.seq, offset as u32), raw)),
+                    VALUE_COMPRESSED if payload.len() >= COMPRESSED_HEAD_BYTES => {
+                        let (stored, len) = (payload.len() as u32, u32_at(&payload, VALUE_HEAD_BYTES));
+                        let location = Location::compressed(candidate.seq, offset as u32, stored, len);
+                        location.map(|location| (location, len))
+                    }
+                    _ => None,
+                };
+                let Some((location, len)) = place else {
+                    return bad("a value in a form that this release does not know".to_owned());
+                };
+                replay(Replayed::Value(id, location, len));
             }
             Kind::Start => {
                 let start =

@@ -7,6 +7,7 @@ use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU32, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError, RwLock};
 
+use compression::Dictionaries;
 use disk::{Disk, File, Reservation};
 use numbers::Index;
 
@@ -52,6 +53,8 @@ impl Segment {
 /// State that the writer, the readers and the handles share.
 pub(crate) struct Shared {
     pub disk: Arc<dyn Disk>,
+    /// Dictionaries of compressed values.
+    pub dictionaries: Dictionaries,
     segments: RwLock<BTreeMap<u32, Arc<Segment>>>,
     index: Mutex<EntryIndex>,
     pub figures: Figures,
@@ -72,9 +75,10 @@ pub(crate) struct Shared {
 }
 
 impl Shared {
-    pub fn new(disk: Arc<dyn Disk>) -> Shared {
+    pub fn new(disk: Arc<dyn Disk>, dictionaries: Dictionaries) -> Shared {
         Shared {
             disk,
+            dictionaries,
             segments: RwLock::new(BTreeMap::new()),
             index: Mutex::new(EntryIndex::default()),
             figures: Figures::default(),

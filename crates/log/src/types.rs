@@ -7,7 +7,9 @@ use bytes::Bytes;
 use numbers::{ClusterId, EntryId, Index, Location, MemberId, Term};
 
 use crate::LogEnd;
-use crate::format::{RECORD_HEADER_BYTES, VALUE_HEAD_BYTES, padded};
+use crate::format::{
+    COMPRESSED_HEAD_BYTES, COMPRESSED_LEN_MAX, RECORD_HEADER_BYTES, VALUE_HEAD_BYTES, padded,
+};
 
 /// A raft entry. The log never interprets `data`.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -48,8 +50,36 @@ pub struct Reset {
 pub struct Value {
     /// Id of the revision that wrote the value.
     pub id: ValueId,
-    /// The value, less than 1 GiB.
+    /// The value, less than 1 GiB; its frame, if it is compressed.
     pub data: Bytes,
+    /// Says how to decompress `data`; `None` if it is the value as it is.
+    pub compressed: Option<Compressed>,
+}
+
+impl Value {
+    /// Number of bytes of the record's payload before `data`.
+    pub(crate) fn head_bytes(&self) -> usize {
+        if self.compressed.is_some() { COMPRESSED_HEAD_BYTES } else { VALUE_HEAD_BYTES }
+    }
+}
+
+/// What is needed to decompress a value.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Compressed {
+    pub(crate) len: u32,
+    pub(crate) dictionary: u32,
+}
+
+impl Compressed {
+    /// Returns the description of a value of `len` bytes that was compressed to a frame of `frame_bytes` with
+    /// this dictionary. Returns `None` if the value is better stored as it is: because that takes hardly more
+    /// space, or because the value has more than 128 KiB and is sent in parts.
+    pub fn new(len: usize, frame_bytes: usize, dictionary: u32) -> Option<Compressed> {
+        let len = u32::try_from(len).ok().filter(|len| *len <= COMPRESSED_LEN_MAX)?;
+        let stored = u32::try_from(COMPRESSED_HEAD_BYTES + frame_bytes).ok()?;
+        Location::compressed(0, 0, stored, len)?;
+        Some(Compressed { len, dictionary })
+    }
 }
 
 /// A value's identity: the mvcc revision that wrote it.
@@ -88,8 +118,8 @@ pub struct Batch {
 
 impl Batch {
     /// Maximum number of bytes that an entry or a value takes in the log in addition to its data: for the
-    /// record's header, the sub revision of a value, and padding.
-    pub const RECORD_BYTES_MAX: usize = RECORD_HEADER_BYTES + VALUE_HEAD_BYTES + 7;
+    /// record's header, the head of a value, and padding.
+    pub const RECORD_BYTES_MAX: usize = RECORD_HEADER_BYTES + COMPRESSED_HEAD_BYTES + 7;
     /// Bytes counted for a batch in addition to its entries and values: the sizes of a Reset record and a
     /// HardState record.
     pub const OWN_BYTES: usize = padded(0) + padded(8);
@@ -289,7 +319,7 @@ pub enum Replayed {
     /// The log restarted after a snapshot, so all entries replayed before are void.
     Reset(Reset),
     /// A value was copied to this location from a segment that was to be released. The number is the length
-    /// of the value in bytes.
+    /// of the value in bytes, before it was compressed.
     Value(ValueId, Location, u32),
 }
 

@@ -6,9 +6,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use bytes::{Bytes, BytesMut};
+use compression::Dictionaries;
 use disk::File;
 use numbers::{Index, Term};
 
+use crate::compressed::{extent, record_bytes_max};
 use crate::entry_index::EntryIndex;
 use crate::format::{Found, Kind, RECORD_HEADER_BYTES, SEGMENT_HEADER_BYTES, find};
 use crate::scan;
@@ -28,6 +30,11 @@ impl Values {
     /// Returns the counters of the log's work since it was opened, for metrics.
     pub fn figures(&self) -> &Figures {
         &self.shared.figures
+    }
+
+    /// Returns the dictionaries with which the log's compressed values are decompressed.
+    pub fn dictionaries(&self) -> &Dictionaries {
+        &self.shared.dictionaries
     }
 
     /// Returns the segments, oldest first.
@@ -82,7 +89,7 @@ impl Values {
         into: &mut BytesMut,
     ) -> Result<(), ReadError> {
         let read = |file: &dyn File, buf: &mut [u8], offset| file.read_exact_at(buf, offset).map(|()| true);
-        self.read_by(read, location, len, crc, into).map(|_| ())
+        self.read_by(read, true, Wanted { location, len, crc }, into).map(|_| ())
     }
 
     /// Reads a value like [`Values::read_into`] if that is possible without waiting for a disk. Otherwise
@@ -94,21 +101,23 @@ impl Values {
         crc: u32,
         into: &mut BytesMut,
     ) -> Result<bool, ReadError> {
-        self.read_by(read_cached_exact_at, location, len, crc, into)
+        self.read_by(read_cached_exact_at, false, Wanted { location, len, crc }, into)
     }
 
     #[inline]
     fn read_by(
         &self,
         read: impl FnOnce(&dyn File, &mut [u8], u64) -> io::Result<bool>,
-        location: Location,
-        len: u32,
-        crc: u32,
+        waits: bool,
+        Wanted { location, len, crc }: Wanted,
         into: &mut BytesMut,
     ) -> Result<bool, ReadError> {
-        let segment = self.shared.segment(location.segment).ok_or(ReadError::Moved)?;
+        if location.is_compressed() {
+            return self.read_compressed(&Wanted { location, len, crc }, waits, into);
+        }
+        let segment = self.shared.segment(location.segment()).ok_or(ReadError::Moved)?;
         let before = into.len();
-        let offset = place_in(&segment, location, len)?;
+        let (offset, _) = extent(&segment, &Wanted { location, len, crc })?;
         into.resize(before + len as usize, 0);
         let outcome = read(&*segment.file, &mut into[before..], offset);
         let failed = match outcome {
@@ -123,37 +132,45 @@ impl Values {
         into.truncate(before);
         // If the segment was released during the read, its file may already be reused for other data. In that
         // case the value is not damaged: it was copied to another segment.
-        if self.shared.segment(location.segment).is_none() { Err(ReadError::Moved) } else { Err(failed) }
+        if self.shared.segment(location.segment()).is_none() { Err(ReadError::Moved) } else { Err(failed) }
     }
 
-    /// Fills `into` with bytes of a value of `len` bytes, starting at the value's byte `from`. Waits for a
-    /// disk if `waits` is true; otherwise, if a wait would be needed, returns false, and `into` has undefined
-    /// contents.
+    /// Fills `into` with bytes of a value, starting at the value's byte `from`. Waits for a disk if `waits` is
+    /// true; otherwise, if a wait would be needed, returns false, and `into` has undefined contents.
     ///
     /// The bytes are not verified, because the checksum covers the whole value: the caller has to compute it
     /// over all parts. For one part it is only guaranteed that the segment was not released before the part
-    /// had been read, so that the bytes are not those of a later use of the file.
+    /// had been read, so that the bytes are not those of a later use of the file. A compressed value is
+    /// decompressed and verified as a whole for each part.
     ///
     /// # Errors
     ///
     /// As for [`Values::read`].
     pub fn read_part(
         &self,
-        location: Location,
-        len: u32,
+        value: Wanted,
         from: usize,
         into: &mut [u8],
         waits: bool,
     ) -> Result<bool, ReadError> {
+        let Wanted { location, len, .. } = value;
         assert!(from + into.len() <= len as usize, "a part lies inside its value");
-        let segment = self.shared.segment(location.segment).ok_or(ReadError::Moved)?;
-        let offset = place_in(&segment, location, len)? + from as u64;
+        if location.is_compressed() {
+            let mut whole = BytesMut::new();
+            let is_read = self.read_compressed(&value, waits, &mut whole)?;
+            if is_read {
+                into.copy_from_slice(&whole[from..from + into.len()]);
+            }
+            return Ok(is_read);
+        }
+        let segment = self.shared.segment(location.segment()).ok_or(ReadError::Moved)?;
+        let offset = extent(&segment, &value)?.0 + from as u64;
         let read = if waits {
             segment.file.read_exact_at(into, offset).map(|()| true)
         } else {
             read_cached_exact_at(&*segment.file, into, offset)
         };
-        if self.shared.segment(location.segment).is_none() {
+        if self.shared.segment(location.segment()).is_none() {
             return Err(ReadError::Moved);
         }
         read.map_err(|error| ReadError::Io { path: segment.path.clone(), error })
@@ -165,8 +182,11 @@ impl Values {
     /// a wait for a disk would be needed. Returns 0 if nothing can be read, also on an error: a read of the
     /// value with [`Values::read`] then returns that error.
     pub fn read_ahead(&self, from: Location, into: &mut [u8], waits: bool) -> usize {
-        let Some(segment) = self.shared.segment(from.segment) else { return 0 };
-        let Ok(offset) = place_in(&segment, from, 0) else { return 0 };
+        let Some(segment) = self.shared.segment(from.segment()) else { return 0 };
+        let offset = u64::from(from.offset());
+        if offset < SEGMENT_HEADER_BYTES as u64 {
+            return 0;
+        }
         let left = segment.capacity.load(Ordering::Relaxed).saturating_sub(offset);
         let len = into.len().min(usize::try_from(left).unwrap_or(usize::MAX));
         let into = &mut into[..len];
@@ -179,7 +199,7 @@ impl Values {
     /// memory, so that reads that must not wait return nothing. This is known only after the first such read;
     /// before, the function returns true.
     pub fn tells_cached(&self, location: Location) -> bool {
-        self.shared.segment(location.segment).is_none_or(|segment| segment.file.tells_cached())
+        self.shared.segment(location.segment()).is_none_or(|segment| segment.file.tells_cached())
     }
 
     /// Verifies the CRC-32C of a value as [`Values::read`] does, but reads the value in chunks into `buffer`,
@@ -189,19 +209,16 @@ impl Values {
     /// # Errors
     ///
     /// As for [`Values::read`].
-    pub fn check(
-        &self,
-        location: Location,
-        len: u32,
-        crc: u32,
-        buffer: &mut [u8],
-        waits: bool,
-    ) -> Result<bool, ReadError> {
+    pub fn check(&self, value: Wanted, buffer: &mut [u8], waits: bool) -> Result<bool, ReadError> {
+        let Wanted { location, len, crc } = value;
+        if location.is_compressed() {
+            return self.read_compressed(&value, waits, &mut BytesMut::new());
+        }
         let (mut at, mut sum) = (0, 0);
         while at < len as usize {
             let n = buffer.len().min(len as usize - at);
             let part = &mut buffer[..n];
-            if !self.read_part(location, len, at, part, waits)? {
+            if !self.read_part(value, at, part, waits)? {
                 return Ok(false);
             }
             sum = crc32c::crc32c_append(sum, part);
@@ -210,27 +227,27 @@ impl Values {
         if is_as_written(sum, crc) {
             return Ok(true);
         }
-        let segment = self.shared.segment(location.segment).ok_or(ReadError::Moved)?;
-        Err(damaged(&segment, u64::from(location.offset), MISMATCH))
+        let segment = self.shared.segment(location.segment()).ok_or(ReadError::Moved)?;
+        Err(damaged(&segment, u64::from(location.offset()), MISMATCH))
     }
 
     /// Reads values that lie close to each other (a run, see [`runs`]) with one read. Calls `each` for every
     /// value, in the order of the run, with the result that [`Values::read`] would return.
     pub fn read_run(&self, run: &[Wanted], mut each: impl FnMut(Wanted, Result<Bytes, ReadError>)) {
         if let [first, .., last] = run
-            && let Some(segment) = self.shared.segment(first.location.segment)
-            && let Ok(start) = place_in(&segment, first.location, first.len)
-            && let Ok(behind) = place_in(&segment, last.location, last.len)
+            && let Some(segment) = self.shared.segment(first.location.segment())
+            && let Ok((start, _)) = extent(&segment, first)
+            && let Ok((behind, bytes)) = extent(&segment, last)
         {
-            let end = behind + u64::from(last.len);
-            let mut bytes = BytesMut::zeroed(end.saturating_sub(start) as usize);
+            let mut bytes = BytesMut::zeroed((behind + bytes).saturating_sub(start) as usize);
             if segment.file.read_exact_at(&mut bytes, start).is_ok() {
                 for wanted in run {
-                    let at = u64::from(wanted.location.offset).saturating_sub(start) as usize;
-                    let value = bytes.get(at..at + wanted.len as usize);
-                    match value.filter(|value| crc32c::crc32c(value) == wanted.crc) {
-                        Some(value) => each(*wanted, Ok(Bytes::copy_from_slice(value))),
-                        None => each(*wanted, self.read(wanted.location, wanted.len, wanted.crc)),
+                    let at = u64::from(wanted.location.offset()).saturating_sub(start) as usize;
+                    let mut value = BytesMut::new();
+                    if self.take_from(wanted, bytes.get(at..).unwrap_or_default(), &mut value) {
+                        each(*wanted, Ok(value.freeze()));
+                    } else {
+                        each(*wanted, self.read(wanted.location, wanted.len, wanted.crc));
                     }
                 }
                 return;
@@ -270,22 +287,26 @@ const GAP_BYTES_MAX: u64 = 16 << 10;
 /// which is best read with one read ([`Values::read_run`]). Returns the number of values of each run, in the
 /// order of `wanted`.
 pub fn runs(wanted: &mut Vec<Wanted>) -> Vec<usize> {
-    let place = |wanted: &Wanted| (wanted.location.segment, wanted.location.offset);
+    let place = |wanted: &Wanted| (wanted.location.segment(), wanted.location.offset());
     wanted.sort_unstable_by_key(place);
     wanted.dedup_by_key(|wanted| place(wanted));
     let mut lens = Vec::new();
     let (mut start, mut end) = ((0, 0), 0);
     for value in wanted.iter() {
-        let offset = u64::from(value.location.offset);
-        let behind = offset + u64::from(value.len);
-        let fits = value.location.segment == start.0
+        let offset = u64::from(value.location.offset());
+        let bytes = match value.location.is_compressed() {
+            true => record_bytes_max(value),
+            false => u64::from(value.len),
+        };
+        let behind = offset + bytes;
+        let fits = value.location.segment() == start.0
             && offset.saturating_sub(end) <= GAP_BYTES_MAX
             && behind - start.1 <= RUN_BYTES_MAX;
         match lens.last_mut() {
             Some(len) if fits => *len += 1,
             _ => {
                 lens.push(1);
-                start = (value.location.segment, offset);
+                start = (value.location.segment(), offset);
                 end = 0;
             }
         }
@@ -294,24 +315,12 @@ pub fn runs(wanted: &mut Vec<Wanted>) -> Vec<usize> {
     lens
 }
 
-const MISMATCH: &str = "the value's checksum does not match";
+pub(crate) const MISMATCH: &str = "the value's checksum does not match";
 
 /// Returns true if `sum`, the checksum of the bytes that were read, equals `of_value`, the checksum that the
 /// value had when it was written.
 fn is_as_written(sum: u32, of_value: u32) -> bool {
     sum == of_value || planted::is(planted::Bug::ValueUnverified)
-}
-
-/// Returns the offset of a value in the segment's file, or an error if no value of `len` bytes can be at the
-/// location.
-fn place_in(segment: &Segment, location: Location, len: u32) -> Result<u64, ReadError> {
-    let offset = u64::from(location.offset);
-    if offset < SEGMENT_HEADER_BYTES as u64
-        || offset + u64::from(len) > segment.capacity.load(Ordering::Relaxed)
-    {
-        return Err(damaged(segment, offset, "no value can be at this location"));
-    }
-    Ok(offset)
 }
 
 /// Reads raft entries by index. Cheap to clone; the clones can be used by several threads.
@@ -481,6 +490,6 @@ struct Window {
     bytes: Bytes,
 }
 
-fn damaged(segment: &Segment, offset: u64, found: &'static str) -> ReadError {
+pub(crate) fn damaged(segment: &Segment, offset: u64, found: &'static str) -> ReadError {
     ReadError::Damaged { path: segment.path.clone(), offset, found }
 }

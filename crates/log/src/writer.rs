@@ -12,12 +12,14 @@ use numbers::{EntryId, Index, Term};
 use planted::Bug;
 
 use crate::format::{
-    END_BYTES, Kind, PAYLOAD_BYTES_MAX, RECORD_HEADER_BYTES, RecordHeader, SEGMENT_HEADER_BYTES, Start,
-    VALUE_HEAD_BYTES, padded, payload_location,
+    COMPRESSED_HEAD_BYTES, END_BYTES, Kind, PAYLOAD_BYTES_MAX, RECORD_HEADER_BYTES, RecordHeader,
+    SEGMENT_HEADER_BYTES, Start, VALUE_COMPRESSED, VALUE_RAW, padded, payload_location, value_location,
 };
 use crate::preparation::{Preparation, Prepared};
 use crate::segment::{Segment, Shared, reserve, write_zeros};
-use crate::{Batch, Entry, EntryPlace, Fatal, HardState, Options, Reset, Synced, Value, ValueId};
+use crate::{
+    Batch, Compressed, Entry, EntryPlace, Fatal, HardState, Location, Options, Reset, Synced, Value, ValueId,
+};
 
 /// Maximum size in bytes of a payload that is copied next to its header. For a small payload the copy is
 /// cheaper than a separate buffer in the vectored write.
@@ -111,9 +113,18 @@ enum Piece {
 
 /// Change of the log's state in memory that is made once the write is synced.
 enum Effect {
-    Entry { index: Index, term: Term, offset: u32 },
+    Entry {
+        index: Index,
+        term: Term,
+        offset: u32,
+    },
     Reset(Reset),
-    Value { id: ValueId, offset: u32 },
+    /// `compressed` contains the number of bytes of the payload, and the length of the value.
+    Value {
+        id: ValueId,
+        offset: u32,
+        compressed: Option<(u32, u32)>,
+    },
     HardState(HardState),
     Released(u32),
 }
@@ -259,13 +270,21 @@ impl Writer {
             self.last_term = entry.term;
         }
         while let Some(next) = request.values.as_slice().first() {
-            if !self.make_room(VALUE_HEAD_BYTES + next.data.len(), TAIL_BYTES, synced)? {
+            if !self.make_room(next.head_bytes() + next.data.len(), TAIL_BYTES, synced)? {
                 return Ok(false);
             }
             let Some(value) = request.values.next() else { break };
-            let sub = value.id.sub.to_le_bytes();
-            let offset = self.place(Kind::Value, 0, 0, value.id.main as u64, &sub, value.data);
-            self.write.effects.push(Effect::Value { id: value.id, offset });
+            let mut head = Vec::with_capacity(value.head_bytes());
+            head.extend_from_slice(&value.id.sub.to_le_bytes());
+            let (mut form, mut compressed) = (VALUE_RAW, None);
+            if let Some(Compressed { len, dictionary }) = value.compressed {
+                head.extend_from_slice(&len.to_le_bytes());
+                head.extend_from_slice(&dictionary.to_le_bytes());
+                form = VALUE_COMPRESSED;
+                compressed = Some(((head.len() + value.data.len()) as u32, len));
+            }
+            let offset = self.place(Kind::Value, form, 0, value.id.main as u64, &head, value.data);
+            self.write.effects.push(Effect::Value { id: value.id, offset, compressed });
         }
         Ok(true)
     }
@@ -297,7 +316,7 @@ impl Writer {
     /// further bytes after the record. Changes to the next segment if necessary. Returns false if that
     /// segment is not ready, or if the file cannot be enlarged for a record larger than a segment.
     fn make_room(&mut self, payload: usize, tail: u64, synced: &mut Synced) -> Result<bool, Fatal> {
-        assert!(payload < PAYLOAD_BYTES_MAX + VALUE_HEAD_BYTES, "checked when it was appended");
+        assert!(payload < PAYLOAD_BYTES_MAX + COMPRESSED_HEAD_BYTES, "checked when it was appended");
         let need = padded(payload) as u64 + tail;
         // Clients could forge records of a segment of format version 1. So such a segment is replaced as soon
         // as another segment is ready, even if it is not full. On a full disk it stays in use.
@@ -473,9 +492,12 @@ impl Writer {
                     entries += 1;
                 }
                 Effect::Reset(reset) => index.reset(reset.index + 1),
-                Effect::Value { id, offset } => {
-                    let mut location = payload_location(active.seq, offset);
-                    location.offset += VALUE_HEAD_BYTES as u32;
+                Effect::Value { id, offset, compressed } => {
+                    let location = match compressed {
+                        None => value_location(active.seq, offset),
+                        Some((stored, len)) => Location::compressed(active.seq, offset, stored, len)
+                            .expect("only values for which it pays are compressed"),
+                    };
                     synced.values.push((id, location));
                 }
                 Effect::HardState(state) => {

@@ -100,7 +100,7 @@ fn hot_puts() {
         let mut machine = Machine::new(RULES);
         let (start, count) = (Instant::now(), 500_000u64);
         for (n, data) in (1..=count).zip(requests.iter().cycle()) {
-            let location = Location { segment: 1, offset: n as u32 };
+            let location = Location::new(1, n as u32);
             machine
                 .apply(Command { index: Index(n), term: Term(1), data, location }, &Same, true)
                 .expect("a put applies");
@@ -131,7 +131,7 @@ fn transfer(machine: &mut Machine) {
     measure("taking it in", || {
         while let Some(version) = reader.next().expect("reads") {
             let received = ReceivedVersion::of(&version).expect("values are short");
-            assembly.push(&received, Location { segment: 1, offset: 32 });
+            assembly.push(&received, Location::new(1, 32));
         }
     });
     let back = measure("making the machine", || assembly.finish(reader.finish()).expect("it is sound"));
@@ -158,7 +158,7 @@ fn main() -> std::io::Result<()> {
             let request = InternalRaftRequest { put: Some(put), ..InternalRaftRequest::default() };
             let data = Bytes::from(request.encode_to_vec());
             let at = n * 1200;
-            let location = Location { segment: 1 + (at >> 26) as u32, offset: (at & ((1 << 26) - 1)) as u32 };
+            let location = Location::new(1 + (at >> 26) as u32, (at & ((1 << 26) - 1)) as u32);
             let command = Command { index: Index(n + 1), term: Term(1), data: &data, location };
             machine.apply(command, &Same, true).expect("a put applies");
         }

@@ -9,7 +9,7 @@
 //! A run is one head block, any number of key blocks, and one end block:
 //!
 //! ```text
-//! head   01 | format (varint, 4) | from | revision | compact revision (zigzag) | applied index
+//! head   01 | format (varint, 4 or 5) | from | revision | compact revision (zigzag) | applied index
 //!        | applied term | versions (a hint, for reserving memory)
 //!        | leases:  count, each id (zigzag), TTL (zigzag), remaining TTL (zigzag); ids ascending
 //!        | alarms:  count, each type (zigzag), member
@@ -19,6 +19,8 @@
 //!          2 and 3 the hash is of another hash function, and is treated as unknown
 //!        | auth: required (0 or 1), auth revision; count of users, each an authpb.User with its length;
 //!          count of roles, each an authpb.Role with its length; format 2 ends before it
+//!          Format 5 is format 4 with locations of compressed values in the run. It is written only by
+//!          members that compress values or have compressed ones
 //! keys   02 | entries until the end of the block
 //! end    03 | entries in all key blocks of this run
 //!
@@ -29,7 +31,8 @@
 //!        | sub, if SUB
 //!        | unless TOMBSTONE, FIRST or FOLLOWS: main revision - create revision, version
 //!        | lease (zigzag), if LEASE
-//!        | if VALUE: segment unless SAME_SEGMENT, offset, length, CRC-32C (4 bytes, little-endian)
+//!        | if VALUE: segment unless SAME_SEGMENT, offset, length, CRC-32C (4 bytes, little-endian);
+//!          segment and offset are the upper and the lower half of a [`numbers::Location`]
 //!
 //! flags  01 SAME_KEY      another version of the key before it in this block
 //!        02 TOMBSTONE     a deletion: no create revision, no version, no lease, no value
@@ -74,8 +77,10 @@ pub(crate) use head::SavedHead;
 pub(crate) use restore::{Intake, RunReader, merge};
 pub(crate) use run::Walk;
 
-/// Format of the checkpoints that this release writes.
+/// Format of the runs of members that have no compressed values.
 pub(crate) const FORMAT: u64 = 4;
+/// Format of runs in which locations of compressed values may occur.
+pub(crate) const FORMAT_COMPRESSED: u64 = 5;
 /// Oldest format whose state hash this release can continue. It must be raised with every change of the hash
 /// function.
 pub(crate) const FORMAT_HASHED: u64 = 4;

@@ -219,8 +219,31 @@ pub struct ConfApplied {
 pub struct SegmentUse {
     /// Number of live values.
     pub values: u64,
-    /// Bytes of the live values.
+    /// Bytes that the live values take in the segment: of a compressed value, the size of its record, rounded
+    /// up ([`Location::stored_bytes`]).
     pub bytes: u64,
+    /// Part of `bytes` that are of values that are not compressed.
+    pub raw_bytes: u64,
+}
+
+impl SegmentUse {
+    pub(crate) fn add(&mut self, value: Value) {
+        let bytes = value.location.stored_bytes(value.len);
+        self.values += 1;
+        self.bytes += bytes;
+        if !value.location.is_compressed() {
+            self.raw_bytes += bytes;
+        }
+    }
+
+    fn remove(&mut self, value: Value) {
+        let bytes = value.location.stored_bytes(value.len);
+        self.values = self.values.saturating_sub(1);
+        self.bytes = self.bytes.saturating_sub(bytes);
+        if !value.location.is_compressed() {
+            self.raw_bytes = self.raw_bytes.saturating_sub(bytes);
+        }
+    }
 }
 
 /// The replicated state of one member.
@@ -287,9 +310,7 @@ impl Accounting<'_> {
         let version = change.version;
         *self.in_use_bytes += version_bytes(version);
         if version.value_len() > 0 {
-            let usage = self.usage.entry(version.location().segment).or_default();
-            usage.values += 1;
-            usage.bytes += u64::from(version.value_len());
+            self.usage.entry(version.location().segment()).or_default().add(version.value());
         }
     }
 }
@@ -328,6 +349,11 @@ impl Machine {
     /// Returns the number and size of the live values in each segment of the log, keyed by segment.
     pub fn usage(&self) -> &BTreeMap<u32, SegmentUse> {
         &self.usage
+    }
+
+    /// Returns true if a version's value is compressed.
+    pub fn has_compressed_values(&self) -> bool {
+        self.usage.values().any(|usage| usage.raw_bytes < usage.bytes)
     }
 
     /// Returns the rolling hash of all changes up to the last applied entry. Returns `None` if the hash is
@@ -693,10 +719,9 @@ impl Machine {
             }
             *in_use_bytes = in_use_bytes.saturating_sub(version_bytes(version));
             if version.value_len() > 0
-                && let Some(usage) = usage.get_mut(&version.location().segment)
+                && let Some(usage) = usage.get_mut(&version.location().segment())
             {
-                usage.values = usage.values.saturating_sub(1);
-                usage.bytes = usage.bytes.saturating_sub(u64::from(version.value_len()));
+                usage.remove(version.value());
             }
         });
         progress.done
@@ -710,18 +735,15 @@ impl Machine {
         if version.location() != from || version.value_len() == 0 {
             return false;
         }
-        let bytes = u64::from(version.value_len());
+        let before = version.value();
         version.set_location(to);
-        if let Some(old) = self.usage.get_mut(&from.segment) {
-            old.values = old.values.saturating_sub(1);
-            old.bytes = old.bytes.saturating_sub(bytes);
+        if let Some(old) = self.usage.get_mut(&from.segment()) {
+            old.remove(before);
         }
         if planted::is(Bug::MovedValueNotCounted) {
             return true;
         }
-        let new = self.usage.entry(to.segment).or_default();
-        new.values += 1;
-        new.bytes += bytes;
+        self.usage.entry(to.segment()).or_default().add(version.value());
         true
     }
 
@@ -905,10 +927,7 @@ fn value_of(command: Command<'_>, bytes: &Bytes) -> Value {
     let at = bytes.as_ptr() as usize;
     assert!(at >= start && at + bytes.len() <= end, "the value is a slice of its entry");
     Value {
-        location: Location {
-            segment: command.location.segment,
-            offset: command.location.offset + (at - start) as u32,
-        },
+        location: Location::new(command.location.segment(), command.location.offset() + (at - start) as u32),
         len: bytes.len() as u32,
         crc: crc32c::crc32c(bytes),
     }

@@ -56,7 +56,7 @@ fn key(number: u64) -> [u8; 24] {
 }
 
 fn value(number: u64) -> Value {
-    Value { location: Location { segment: 1, offset: number as u32 }, len: 1024, crc: number as u32 }
+    Value { location: Location::new(1, number as u32), len: 1024, crc: number as u32 }
 }
 
 /// Returns the CPU time of this thread in nanoseconds, on which a busy machine has little influence. If the

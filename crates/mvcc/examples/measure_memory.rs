@@ -63,7 +63,7 @@ fn text(text: &str) -> Key {
 }
 
 fn value(number: u64) -> Value {
-    Value { location: Location { segment: 1, offset: number as u32 }, len: 256, crc: number as u32 }
+    Value { location: Location::new(1, number as u32), len: 256, crc: number as u32 }
 }
 
 fn resident_bytes() -> usize {

@@ -40,15 +40,6 @@ use std::sync::atomic::{AtomicI64, AtomicU64, Ordering};
 
 use numbers::{ChangeId, LeaseId, Location, Revision};
 
-/// Packs a location into one word of a header.
-fn pack(location: Location) -> u64 {
-    (u64::from(location.segment) << 32) | u64::from(location.offset)
-}
-
-fn unpack(raw: u64) -> Location {
-    Location { segment: (raw >> 32) as u32, offset: raw as u32 }
-}
-
 /// Metadata of a value: its location, its length in bytes and its CRC-32C. The index never reads the bytes of
 /// a value.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -285,13 +276,13 @@ impl<'a> Version<'a> {
     /// Returns the current location of the value. A background thread may relocate the value within the log
     /// at any time, so read the location once per access, and read it again if the log segment is gone.
     pub fn location(self) -> Location {
-        unpack(self.header().location.load(Ordering::Acquire))
+        Location::from_bits(self.header().location.load(Ordering::Acquire))
     }
 
     /// Stores the new location of a value that was relocated within the log. Readers of every view see the
     /// new location; the old copy must stay readable for readers that have loaded the old location.
     pub fn set_location(self, location: Location) {
-        self.header().location.store(pack(location), Ordering::Release);
+        self.header().location.store(location.bits(), Ordering::Release);
     }
 
     /// Returns the location, length and checksum of the value.
@@ -466,7 +457,7 @@ pub(crate) fn create(
         let record = start.add(before).cast::<Header>();
         record.write(Header {
             main: content.id.main.0 as u64 | if leased { LEASED } else { 0 },
-            location: AtomicU64::new(pack(content.value.location)),
+            location: AtomicU64::new(content.value.location.bits()),
             superseded: AtomicI64::new(0),
             sub: content.id.sub,
             key_len: key.len() as u32 | extra << EXTRA_SHIFT,
@@ -541,7 +532,7 @@ mod tests {
                     create_revision: Revision(create_revision),
                     version,
                     lease,
-                    value: Value { location: Location { segment: 3, offset: 5 }, len: u32::MAX, crc: 7 },
+                    value: Value { location: Location::new(3, 5), len: u32::MAX, crc: 7 },
                 });
             }
         }
@@ -569,7 +560,7 @@ mod tests {
                         assert_eq!(prev.superseded(), content.id.main);
                         assert!(version.prev().is_some_and(|to| to.record == prev.record()));
                     }
-                    let moved = Location { segment: before, offset: 1 };
+                    let moved = Location::new(before, 1);
                     version.set_location(moved);
                     assert_eq!(version.location(), moved);
                 }

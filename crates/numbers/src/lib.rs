@@ -145,12 +145,110 @@ pub struct EntryId {
 
 /// Location of bytes in the log. The location of a raft entry is that of the first byte of its data. The
 /// location of a value is the location of the value's entry plus the offset of the value in the entry's data.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub struct Location {
-    /// Sequence number of the segment.
-    pub segment: u32,
-    /// Offset from the beginning of the segment's file, in bytes.
-    pub offset: u32,
+///
+/// The location of a compressed value is that of the record that contains it. It also tells roughly how many
+/// bytes the record has, because the length of the value, which is stored beside the location, does not.
+///
+/// ```text
+/// bits     of a value as it is                 of a compressed value
+/// 63       0                                   1
+/// 62..32   number of the segment               number of the segment
+/// 31..0    offset                              31..3 offset, a multiple of 8; 2..0 size class
+/// ```
+#[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub struct Location(u64);
+
+/// Sizes of a compressed value's record, in sixteenths of the value's length, by size class. The steps are at
+/// most a factor of 2, so that the bytes that a segment's live values take are known well enough.
+const SIZE_CLASSES: [u64; 8] = [1, 2, 3, 4, 6, 8, 10, 12];
+
+/// Bit of a location that marks a compressed value.
+const COMPRESSED: u64 = 1 << 63;
+
+impl Location {
+    /// Highest number of a segment that a location can contain.
+    pub const SEGMENT_MAX: u32 = (1 << 31) - 1;
+
+    /// Returns the location of bytes at an offset of a segment's file.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the number of the segment is higher than [`Self::SEGMENT_MAX`], which no log reaches.
+    #[must_use]
+    pub const fn new(segment: u32, offset: u32) -> Location {
+        assert!(segment <= Location::SEGMENT_MAX, "the number of a segment has 31 bits");
+        Location(((segment as u64) << 32) | offset as u64)
+    }
+
+    /// Returns the location of a compressed value: the offset of its record, whose payload has `stored` bytes,
+    /// where the value has `len`. Returns `None` if compression saves less than a quarter, so that the value
+    /// is better stored as it is.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the offset is no multiple of 8, as those of records are, or if the number of the segment is
+    /// higher than [`Self::SEGMENT_MAX`].
+    #[must_use]
+    pub fn compressed(segment: u32, record: u32, stored: u32, len: u32) -> Option<Location> {
+        assert!(record.is_multiple_of(8), "records are aligned");
+        let class = SIZE_CLASSES.iter().position(|parts| u64::from(stored) <= part(*parts, len))? as u64;
+        Some(Location(Location::new(segment, record).0 | COMPRESSED | class))
+    }
+
+    /// Returns the location that [`Self::bits`] encoded. All numbers are locations of some kind, although
+    /// most of them lie in no log.
+    #[must_use]
+    pub const fn from_bits(bits: u64) -> Location {
+        Location(bits)
+    }
+
+    /// Returns the location as one number.
+    #[must_use]
+    pub const fn bits(self) -> u64 {
+        self.0
+    }
+
+    /// Returns the sequence number of the segment.
+    #[must_use]
+    pub const fn segment(self) -> u32 {
+        ((self.0 & !COMPRESSED) >> 32) as u32
+    }
+
+    /// Returns the offset from the beginning of the segment's file, in bytes: of the value itself, or of the
+    /// record of a compressed value.
+    #[must_use]
+    pub const fn offset(self) -> u32 {
+        if self.is_compressed() { self.0 as u32 & !7 } else { self.0 as u32 }
+    }
+
+    /// Returns true if the location is that of a compressed value.
+    #[must_use]
+    pub const fn is_compressed(self) -> bool {
+        self.0 & COMPRESSED != 0
+    }
+
+    /// Returns the maximum number of bytes that a value of `len` bytes takes at this location: its length, or,
+    /// for a compressed value, the size of the payload of its record, rounded up to a size class.
+    #[must_use]
+    pub fn stored_bytes(self, len: u32) -> u64 {
+        if self.is_compressed() { part(SIZE_CLASSES[(self.0 & 7) as usize], len) } else { u64::from(len) }
+    }
+}
+
+/// Returns this many sixteenths of a length, rounded down.
+fn part(sixteenths: u64, len: u32) -> u64 {
+    u64::from(len) * sixteenths / 16
+}
+
+impl fmt::Debug for Location {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut location = f.debug_struct("Location");
+        location.field("segment", &self.segment()).field("offset", &self.offset());
+        if self.is_compressed() {
+            location.field("compressed", &true);
+        }
+        location.finish()
+    }
 }
 
 /// A revision of the store, as etcd counts them: an empty store has revision 1, and each transaction that
@@ -316,6 +414,32 @@ mod tests {
         assert_eq!(Seconds::rounded_up(Duration::from_secs(2)), Seconds(2));
         assert_eq!(Seconds::rounded_up(Duration::MAX), Seconds(i64::MAX));
         assert_eq!((Seconds(2).duration(), Seconds(-1).duration()), (Duration::from_secs(2), Duration::ZERO));
+    }
+
+    #[test]
+    fn locations_are_one_number_and_back() {
+        let raw = Location::new(Location::SEGMENT_MAX, u32::MAX);
+        assert_eq!((raw.segment(), raw.offset(), raw.is_compressed()), (0x7fff_ffff, u32::MAX, false));
+        assert_eq!(raw.stored_bytes(77), 77);
+        for stored in 0..=2000 {
+            let offset = u32::MAX - 7;
+            let Some(location) = Location::compressed(Location::SEGMENT_MAX, offset, stored, 2000) else {
+                assert!(stored > 1500, "{stored} of 2000 bytes are worth it");
+                continue;
+            };
+            assert!(
+                stored <= 1500
+                    && location.is_compressed()
+                    && Location::from_bits(location.bits()) == location
+            );
+            assert_eq!((location.segment(), location.offset()), (Location::SEGMENT_MAX, offset));
+            let taken = location.stored_bytes(2000);
+            assert!(
+                taken >= u64::from(stored) && taken <= u64::from(2 * stored).max(125),
+                "{stored}: {taken}"
+            );
+        }
+        assert_eq!(format!("{:?}", Location::new(3, 5)), "Location { segment: 3, offset: 5 }");
     }
 
     #[test]

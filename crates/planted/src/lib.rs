@@ -67,6 +67,8 @@ bugs! {
     HoleTakenForEnd = "hole-taken-for-end";
     /// log: a value that was read is returned even if its checksum does not match.
     ValueUnverified = "value-unverified";
+    /// log: the checksum of a value is not verified after it was decompressed.
+    DecompressedUnverified = "decompressed-unverified";
     /// log: a run of a checkpoint gets its final name before it is synced.
     CheckpointTorn = "checkpoint-torn";
     /// log: the manifest is renamed into place before its contents are synced.
@@ -113,6 +115,9 @@ bugs! {
     /// machine: a value that was relocated in the log is not counted for its new segment, so that the segment
     /// may be deleted while it contains the value.
     MovedValueNotCounted = "moved-value-not-counted";
+    /// machine: a checkpoint does not record that a value is compressed, so that after a restart the bytes of its
+    /// record are taken for the value.
+    CompressedMarkLost = "compressed-mark-lost";
     /// server: a checkpoint records an applied index that is one higher than the last entry that its state
     /// contains.
     AppliedIndexEarly = "applied-index-early";

@@ -18,6 +18,7 @@ mod checkpoints;
 mod command;
 mod compactions;
 mod compactor;
+mod compression;
 mod cpu_pressure;
 mod disk_space;
 mod fatal;

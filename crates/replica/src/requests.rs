@@ -279,8 +279,11 @@ pub enum StorageRequest {
     /// Write these live values to the log again, so that their old segments can be deleted. Signal through
     /// the sender when the values are written.
     Relocate(Vec<Relocation>, SyncSender<()>),
-    /// All values of a relocation order have been moved, or could not be moved.
-    Relocated,
+    /// An order to move or compress values has ended.
+    Relocated {
+        /// False if the order ended early, because another one came.
+        is_whole: bool,
+    },
     /// The log reports an event, such as a sync.
     Log(LogEvent),
 }

@@ -266,7 +266,8 @@ impl Portion {
         let noted = ReceivedVersion::of(version)?;
         if noted.value_len() > 0 {
             let id = log::ValueId { main: version.main.0, sub: i64::from(version.sub) };
-            self.values.push(log::Value { id, data: Bytes::copy_from_slice(version.value) });
+            let data = Bytes::copy_from_slice(version.value);
+            self.values.push(log::Value { id, data, compressed: None });
             self.bytes += version.value.len();
         }
         self.versions.push(noted);

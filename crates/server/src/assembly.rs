@@ -31,7 +31,7 @@ use storage::checkpointer::{Checkpointer, Event, Order, Surface};
 use storage::clean_shutdown::CleanShutdown;
 use storage::compaction_hash::{self, Job};
 use storage::opening::Opened;
-use telemetry::logging::Logger;
+use telemetry::logging::{Logger, Value};
 use telemetry::metrics::Metrics;
 
 /// Capacity of the queue of orders to the checkpointer.
@@ -122,7 +122,8 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
     shared.data.set_disk_bytes(log_bytes + checkpoint_bytes);
 
     let (orders, order_queue) = sync_channel::<Order>(ORDERS_MAX);
-    let surface = surface(&shared, &log, &checkpoints);
+    look_at_dictionaries(&shared, &log, &logger);
+    let surface = surface(&shared, &log, &checkpoints, core_options(&config).compresses_values);
     let checkpointer = Checkpointer::new(surface, checkpoints, levels, note);
     let (hash_jobs, hash_queue) = sync_channel(compaction_hash::JOBS_MAX);
     let (fetches, fetch_queue) = sync_channel(FETCHES_MAX);
@@ -232,8 +233,25 @@ fn first_state(machine: &mut Machine, node: &Node) -> Published {
     }
 }
 
+/// Logs which dictionaries of compressed values cannot be used, and counts all of them.
+fn look_at_dictionaries(shared: &Shared, log: &Log, logger: &Logger) {
+    let values = log.values();
+    let dictionaries = values.dictionaries();
+    for damage in dictionaries.damaged() {
+        logger.error(
+            "a dictionary of compressed values cannot be used, so that the values that need it cannot be read; put the file back from a backup, or rebuild the member from the others with `mainstay rebuild`",
+            &[
+                ("path", Value::Str(&damage.path.display().to_string())),
+                ("error", Value::Str(&damage.found)),
+            ],
+        );
+    }
+    let count = dictionaries.count() as u64;
+    shared.diagnostics.metrics.value_compression.dictionaries.set_u64(count);
+}
+
 /// Returns the handles and callbacks through which the checkpointer works with this member.
-fn surface(shared: &Arc<Shared>, log: &Log, checkpoints: &CheckpointStore) -> Surface {
+fn surface(shared: &Arc<Shared>, log: &Log, checkpoints: &CheckpointStore, compresses: bool) -> Surface {
     let (newest, core) = (Arc::clone(shared), Arc::clone(&shared.core.inbox));
     Surface {
         identity: shared.member.identity.clone(),
@@ -245,9 +263,10 @@ fn surface(shared: &Arc<Shared>, log: &Log, checkpoints: &CheckpointStore) -> Su
             core.send(match event {
                 Event::Checkpointed(result) => StorageRequest::Checkpointed(result),
                 Event::Relocate(values, done) => StorageRequest::Relocate(values, done),
-                Event::Relocated => StorageRequest::Relocated,
+                Event::Relocated { is_whole } => StorageRequest::Relocated { is_whole },
             });
         }),
+        compresses,
         metrics: Arc::clone(&shared.diagnostics.metrics),
     }
 }

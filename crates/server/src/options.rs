@@ -3,7 +3,7 @@
 use std::time::Duration;
 
 use config::feature_gate::COMPACT_HASH_CHECK;
-use config::{Config, MetricsDetail};
+use config::{Config, MetricsDetail, ValueCompression};
 use numbers::Seconds;
 use replica::core::AutoCompaction;
 use replica::shared::Limits;
@@ -47,6 +47,7 @@ pub(crate) fn core_options(config: &Config) -> replica::core::Options {
         batch_fsync_window: config.raft.batch_fsync_window,
         raft_pipeline: config.raft.pipeline,
         warning_apply_duration: config.observability.warning_apply_duration,
+        compresses_values: config.storage.value_compression == ValueCompression::Zstd,
     }
 }
 

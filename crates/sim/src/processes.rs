@@ -16,6 +16,7 @@ use crate::links::{Links, url};
 use crate::member::{Heard, Place, Process};
 use crate::network::Host;
 use crate::profile::Fault;
+use crate::rng::Rng;
 use crate::schedule::{MICRO, MILLI, Nanos, SECOND};
 use crate::witness;
 use crate::world::{Event, World};
@@ -74,6 +75,11 @@ impl World {
             format!("--compaction-batch-limit={}", flags.compaction_batch),
             "--watch-progress-notify-interval=2s".to_owned(),
         ];
+        // Whether values are compressed may change with each start.
+        let life = self.places[at].lives + 1;
+        if Rng::stream(self.profile.seed, &format!("compression {at} {life}")).one_in(2) {
+            args.push("--value-compression=zstd".to_owned());
+        }
         if self.profile.signed_tokens {
             args.push("--auth-token=jwt,sign-method=HS256,priv-key=/secret,ttl=100h".to_owned());
         }

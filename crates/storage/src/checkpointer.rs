@@ -25,11 +25,13 @@
 //! base is written. The new run is synced first, then a new `MANIFEST` that names it replaces the old one;
 //! after that, files that no manifest names are deleted.
 
+mod compressing;
 mod moving;
 mod orders;
 
+use std::ops::RangeInclusive;
 use std::sync::Arc;
-use std::sync::mpsc::Receiver;
+use std::sync::mpsc::{Receiver, TryRecvError};
 use std::time::{Duration, Instant};
 
 use disk::DiskSpace;
@@ -38,14 +40,14 @@ use log::checkpoint::{CheckpointStore, CommitError, Manifest, Run};
 use machine::AsOf;
 use machine::image::{Head, RunWriter};
 use mvcc::View;
-use numbers::{ChangeId, Index, Revision, Term};
+use numbers::{Index, Revision, Term};
 use telemetry::metrics::Metrics;
 
+use self::compressing::{Hopeless, Sampled, Sampling};
 use self::moving::Moving;
 pub use self::orders::{CheckpointError, Checkpointed, Event, Haste, Order, Relocation};
 use crate::identity::Identity;
 use crate::nospace::Note;
-use crate::values::LogValues;
 
 /// Maximum number of runs of a checkpoint. A checkpoint that would have more merges its newest runs, whatever
 /// their sizes.
@@ -61,9 +63,10 @@ const PAUSE_MAX: Duration = Duration::from_millis(5);
 /// and at twice as many segments there are none. A start reads the part of the log after the checkpoint, so
 /// this part must not grow for as long as a large checkpoint with all of its pauses takes.
 const UNHURRIED_SEGMENTS: u64 = 4;
-/// Pause after each batch of values that are moved without haste: a batch has a megabyte, so that a disk that
-/// writes 100 MB per second is idle two thirds of the time.
-const MOVES_PAUSE: Duration = Duration::from_millis(20);
+/// Pauses after the steps of work that gives way to everything else, which take longer than other steps: a
+/// batch of moved values has a megabyte, so that a disk that writes 100 MB per second is idle two thirds of the
+/// time.
+const IDLE_WORK_PAUSES: RangeInclusive<Duration> = Duration::from_millis(20)..=Duration::from_millis(100);
 /// Pause after a commit that failed half-way, so that it is unknown whether it took effect. The next order,
 /// which repeats the commit, is executed only after the pause.
 const SETTLE_PAUSE: Duration = Duration::from_millis(200);
@@ -94,7 +97,9 @@ pub struct Surface {
     pub newest: Box<dyn Fn() -> Arc<View> + Send>,
     /// Sends an event to the core.
     pub tell: Box<dyn Fn(Event) + Send>,
-    /// Metrics that record the durations of syncs.
+    /// True if values are compressed when they are moved.
+    pub compresses: bool,
+    /// Metrics that record the durations of syncs, and the effect of compression.
     pub metrics: Arc<Metrics>,
 }
 
@@ -159,6 +164,7 @@ pub struct Checkpointer {
     /// True if the reserved space is less than the next checkpoint needs.
     lacks_reserve: bool,
     job: Option<Job>,
+    hopeless: Hopeless,
     /// Total time for which [`Checkpointer::run`] has paused during the current order.
     paused: Duration,
     /// Number of bytes that had been written to the log when the current order was taken.
@@ -171,6 +177,7 @@ pub struct Checkpointer {
 /// The order that is being executed.
 enum Job {
     Checkpoint(Box<Writing>),
+    Sampling(Box<Sampling>),
     Relocation(Box<Moving>),
 }
 
@@ -179,7 +186,8 @@ enum Job {
 pub enum Step {
     /// No order is being executed.
     Idle,
-    /// A part of a checkpoint was written: a block, the end of a run, or the manifest.
+    /// A part of a checkpoint was written: a block, the end of a run, or the manifest. Or a part of the work was
+    /// done that decides what is compressed.
     Written,
     /// The core has received a batch of values and must move them before the checkpointer can continue.
     Waiting,
@@ -226,6 +234,7 @@ impl Checkpointer {
             has_hidden_limit: false,
             lacks_reserve: false,
             job: None,
+            hopeless: Hopeless::new(),
             paused: Duration::ZERO,
             log_bytes_at: 0,
             unsettled: None,
@@ -244,28 +253,24 @@ impl Checkpointer {
                 }
                 let clock = Instant::now();
                 match self.step() {
-                    Step::Written => {
+                    Step::Written | Step::Waiting => {
                         let worked = clock.elapsed();
-                        let log_bytes = self.member.values.figures().written_bytes();
-                        let grown = log_bytes.saturating_sub(self.log_bytes_at);
-                        std::thread::sleep(pause_after(worked, grown, self.member.segment_bytes));
+                        std::thread::sleep(self.pause_after(worked));
                         // On a busy machine a thread may wake late, so the real duration of the pause is
                         // measured.
                         self.paused += clock.elapsed().saturating_sub(worked);
                     }
-                    Step::Waiting => {
-                        if let Some(Job::Relocation(moving)) = &self.job
-                            && moving.haste == Haste::InPauses
-                        {
-                            std::thread::sleep(MOVES_PAUSE);
-                            if let Ok(next) = orders.try_recv()
-                                && !self.take_beside_moves(next)
-                            {
-                                return;
-                            }
-                        }
-                    }
                     Step::Idle | Step::Ended => break,
+                }
+                if self.gives_way() {
+                    let goes_on = match orders.try_recv() {
+                        Ok(order) => self.take_beside(order),
+                        Err(TryRecvError::Empty) => true,
+                        Err(TryRecvError::Disconnected) => false,
+                    };
+                    if !goes_on {
+                        return;
+                    }
                 }
             }
             if self.unsettled.is_some() {
@@ -276,18 +281,42 @@ impl Checkpointer {
         }
     }
 
-    /// Executes an order while values are moved without haste. If the order takes long, leaves the rest of the
-    /// values where they are. Returns false for [`Order::Stop`].
-    fn take_beside_moves(&mut self, order: Order) -> bool {
-        let moves = self.job.take();
+    /// Returns true if the current order is of no use to anybody who waits: values are moved without haste, or
+    /// segments are judged for that.
+    fn gives_way(&self) -> bool {
+        match &self.job {
+            Some(Job::Sampling(_)) => true,
+            Some(Job::Relocation(moving)) => moving.haste == Haste::InPauses,
+            Some(Job::Checkpoint(_)) | None => false,
+        }
+    }
+
+    /// Returns the pause after a step that took this long.
+    fn pause_after(&self, worked: Duration) -> Duration {
+        let pause = worked * PAUSE_FACTOR;
+        let (shortest, longest) = (*IDLE_WORK_PAUSES.start(), *IDLE_WORK_PAUSES.end());
+        match &self.job {
+            _ if self.gives_way() => return pause.clamp(shortest, longest),
+            Some(Job::Relocation(moving)) if moving.compressor.is_some() => return pause.min(longest),
+            Some(Job::Relocation(_)) => return Duration::ZERO,
+            _ => {}
+        }
+        let log_bytes = self.member.values.figures().written_bytes();
+        pause_of_checkpoint(worked, log_bytes.saturating_sub(self.log_bytes_at), self.member.segment_bytes)
+    }
+
+    /// Executes an order while other work [gives way](Checkpointer::gives_way). If the order takes long, that
+    /// work ends: the rest of the values stay where they are. Returns false for [`Order::Stop`].
+    fn take_beside(&mut self, order: Order) -> bool {
+        let job = self.job.take();
         match order {
-            Order::Checkpoint { .. } | Order::Relocate { .. } | Order::Stop => {
-                (self.member.tell)(Event::Relocated);
+            Order::Checkpoint { .. } | Order::Relocate { .. } | Order::Compress { .. } | Order::Stop => {
+                (self.member.tell)(Event::Relocated { is_whole: false });
                 self.take(order)
             }
             Order::Note(_) | Order::Reserve { .. } | Order::Drop(_) => {
                 let goes_on = self.take(order);
-                self.job = moves;
+                self.job = job;
                 goes_on
             }
         }
@@ -307,18 +336,12 @@ impl Checkpointer {
                 }
             }
             Order::Relocate { segments, portion_bytes, haste } => {
-                let values = LogValues::new(self.member.values.clone());
-                let through = (self.member.newest)().snapshot().current_revision();
-                let moving = Moving {
-                    through,
-                    segments,
-                    portion_bytes,
-                    haste,
-                    values,
-                    behind: ChangeId::default(),
-                    moved: None,
-                };
+                let moving = Moving::new(&self.member, segments, portion_bytes, haste);
                 self.job = Some(Job::Relocation(Box::new(moving)));
+            }
+            Order::Compress { segments, portion_bytes } => {
+                let sampling = Sampling::new(&self.member, &segments, portion_bytes);
+                self.job = Some(Job::Sampling(Box::new(sampling)));
             }
             Order::Note(cause) => {
                 // The error is ignored, because its only consequence is that an alarm that was raised for a
@@ -356,12 +379,23 @@ impl Checkpointer {
                     Step::Ended
                 }
             },
+            Some(Job::Sampling(mut sampling)) => {
+                self.job = Some(match sampling.step(&self.member, &mut self.hopeless) {
+                    Sampled::More => Job::Sampling(sampling),
+                    Sampled::Chosen(segments) => {
+                        let moving =
+                            Moving::new(&self.member, segments, sampling.portion_bytes, Haste::InPauses);
+                        Job::Relocation(Box::new(moving))
+                    }
+                });
+                Step::Written
+            }
             Some(Job::Relocation(mut moving)) => {
                 if moving.step(&self.member) {
                     self.job = Some(Job::Relocation(moving));
                     return Step::Waiting;
                 }
-                (self.member.tell)(Event::Relocated);
+                (self.member.tell)(Event::Relocated { is_whole: true });
                 Step::Ended
             }
         }
@@ -625,7 +659,7 @@ impl Checkpointer {
 
 /// Returns the pause after a step of a checkpoint that took this long. `grown_bytes` is how much the log has
 /// grown since the checkpoint began.
-fn pause_after(worked: Duration, grown_bytes: u64, segment_bytes: u32) -> Duration {
+fn pause_of_checkpoint(worked: Duration, grown_bytes: u64, segment_bytes: u32) -> Duration {
     let unhurried_bytes = UNHURRIED_SEGMENTS * u64::from(segment_bytes);
     let left_bytes = (2 * unhurried_bytes).saturating_sub(grown_bytes).min(unhurried_bytes);
     let part = left_bytes as f64 / unhurried_bytes.max(1) as f64;
@@ -633,227 +667,4 @@ fn pause_after(worked: Duration, grown_bytes: u64, segment_bytes: u32) -> Durati
 }
 
 #[cfg(test)]
-mod tests {
-    use std::path::Path;
-    use std::sync::mpsc::channel;
-
-    use api::etcdserverpb::{InternalRaftRequest, PutRequest};
-    use bytes::Bytes;
-    use disk::{Disk, MemDisk};
-    use machine::{Command, Machine, Rules};
-    use mvcc::Location;
-    use prost::Message as _;
-    use telemetry::metrics::MetricsDetail;
-
-    use numbers::{ClusterId, MemberId};
-
-    use super::moving::MOVED_BYTES;
-    use super::*;
-    use crate::terms::Terms;
-
-    fn level(from: i64, to: i64, file_bytes: u64) -> Level {
-        let (from, to) = (Revision(from), Revision(to));
-        let name = Level::name(from, to, Index(7), &[]);
-        Level { from, to, run: Run { name, file_bytes, total_crc: 0 } }
-    }
-
-    #[test]
-    fn names_say_what_runs_cover() {
-        let level = level(0, 0x1234, 9);
-        assert_eq!(Level::of(level.run.clone()).as_ref(), Some(&level));
-        let again = Level::name(Revision(0), Revision(0x1234), Index(7), std::slice::from_ref(&level));
-        assert_ne!(again, level.run.name);
-        let run = Run { name: again, file_bytes: 9, total_crc: 0 };
-        assert_eq!(Level::of(run).map(|level| (level.from, level.to)), Some((Revision(0), Revision(0x1234))));
-        assert_eq!(Level::of(Run { name: "x.run".to_owned(), file_bytes: 0, total_crc: 0 }), None);
-    }
-
-    #[test]
-    fn pauses_end_when_the_log_grows_much_beside_a_checkpoint() {
-        let micros = |grown| pause_after(Duration::from_millis(1), grown, 1 << 20).as_micros();
-        let mib = |mib: u64| mib << 20;
-        assert_eq!([0, 4, 5, 6, 7, 8, 100].map(|n| micros(mib(n))), [2000, 2000, 1500, 1000, 500, 0, 0]);
-        assert_eq!(pause_after(Duration::from_secs(9), 0, 1 << 20), PAUSE_MAX);
-    }
-
-    #[test]
-    fn each_version_is_written_a_few_times() {
-        // Versions with short keys and with long keys.
-        for version_bytes in [VERSION_BYTES_MIN, 20, VERSION_BYTES, 500] {
-            for (checkpoints, times) in [(10, 2.4), (50, 3.6), (200, 4.4)] {
-                let (mut levels, mut base_version_bytes) = (Vec::<Level>::new(), None);
-                let (mut revision, mut written) = (1, 0);
-                for _ in 0..checkpoints {
-                    revision += 50_000;
-                    let versions = revision as u64;
-                    let sizes = (versions, base_version_bytes);
-                    let (from, kept) = Checkpointer::plan(&levels, Revision(revision), sizes, Revision(0));
-                    if from == Revision(0) {
-                        base_version_bytes = Some(version_bytes);
-                    }
-                    let bytes = (Revision(revision) - from) as u64 * version_bytes;
-                    written += bytes;
-                    levels.truncate(kept);
-                    levels.push(level(from.0, revision, bytes));
-                    assert!(levels.len() <= RUNS_MAX);
-                    assert!(levels[0].from == Revision(0) && levels.windows(2).all(|w| w[0].to == w[1].from));
-                }
-                let each = written as f64 / (checkpoints * 50_000 * version_bytes) as f64;
-                assert!(each < times, "{checkpoints} of {version_bytes} bytes a version: {each}");
-            }
-        }
-    }
-
-    /// Executes an order for a checkpoint and returns the result that the core receives.
-    fn checkpointed(
-        checkpointer: &mut Checkpointer,
-        told: &Receiver<Event>,
-        machine: &mut Machine,
-        mut after_each_step: impl FnMut(),
-    ) -> Result<Checkpointed, CheckpointError> {
-        let state = AsOf::from(machine.store.publish());
-        let head = Box::new(machine.head());
-        assert!(checkpointer.take(Order::Checkpoint { head, state, whole: false, terms: Terms::default() }));
-        loop {
-            after_each_step();
-            if let Ok(Event::Checkpointed(result)) = told.try_recv() {
-                after_each_step();
-                return result;
-            }
-            checkpointer.step();
-        }
-    }
-
-    #[test]
-    fn a_checkpoint_that_a_restart_may_find_keeps_its_runs_whichever_sync_failed() {
-        let (mut failures, mut unsettled) = (0, 0);
-        for nth in 1..12 {
-            let memory = MemDisk::new(nth);
-            let disk: Arc<dyn Disk> = Arc::new(memory.clone());
-            let options =
-                log::Options { by_hand: true, ..log::Options::new("/log", ClusterId(1), MemberId(2)) };
-            let (log, _) =
-                log::Log::open(options, Arc::clone(&disk), Index(1), &mut |_| {}, Box::new(|_| {}))
-                    .expect("opens");
-            let store = CheckpointStore::open(Arc::clone(&disk), "/checkpoint").expect("opens");
-            disk.create_dir_all(Path::new("/member")).expect("a disk in memory");
-            let (note, _) = Note::open(&disk, Path::new("/member"));
-            let (sender, told) = channel();
-            let mut machine = Machine::new(Rules { learners_max: 1 });
-            let view = machine.store.publish();
-            let member = Surface {
-                identity: Identity { member_id: 2, cluster_id: 1 },
-                values: log.values(),
-                segment_bytes: log.segment_bytes(),
-                shares_file_system: true,
-                newest: Box::new(move || Arc::clone(&view)),
-                tell: Box::new(move |event| sender.send(event).expect("the test waits")),
-                metrics: Arc::new(Metrics::new(&[], MetricsDetail::Basic)),
-            };
-            let mut checkpointer = Checkpointer::new(member, store.clone(), Vec::new(), note);
-            let values = LogValues::new(log.values());
-            let put = |machine: &mut Machine, index: u64| {
-                let put = PutRequest { key: format!("k{index}").into(), ..PutRequest::default() };
-                let request = InternalRaftRequest { put: Some(put), ..InternalRaftRequest::default() };
-                let data = Bytes::from(request.encode_to_vec());
-                let location = Location { segment: 1, offset: 4096 };
-                let command = Command { index: Index(index), term: Term(1), data: &data, location };
-                machine.apply(command, &values, false).expect("it can be applied");
-            };
-            // Asserts that the checkpoint that a restart would find is complete. Returns its applied index.
-            let is_whole = || {
-                let manifest = store.load().expect("the disk answers").expect("there is a checkpoint");
-                for run in &manifest.runs {
-                    store.read(run).unwrap_or_else(|error| panic!("sync {nth}: {error}"));
-                }
-                manifest.applied_index
-            };
-            put(&mut machine, 1);
-            checkpointed(&mut checkpointer, &told, &mut machine, || ()).expect("the disk is good");
-            put(&mut machine, 2);
-            // Two failures are injected, because a commit repeats a failed sync of the directory once.
-            memory.fail_next(disk::Operation::Sync, nth, disk::Fault::Once(5));
-            memory.fail_next(disk::Operation::Sync, nth + 2, disk::Fault::Once(5));
-            let failed = checkpointed(&mut checkpointer, &told, &mut machine, || ()).is_err();
-            failures += u32::from(failed);
-            unsettled += u32::from(checkpointer.unsettled.is_some());
-            memory.heal();
-            is_whole();
-            put(&mut machine, 3);
-            let last = checkpointed(&mut checkpointer, &told, &mut machine, || {
-                is_whole();
-            });
-            assert_eq!(last.map(|done| done.applied_index).ok(), Some(Index(3)), "sync {nth}");
-            assert_eq!(is_whole(), Index(3));
-        }
-        assert!(failures >= 3, "the run, the manifest and the directory are synced: {failures}");
-        assert!(unsettled > 0, "no commit failed half-way twice");
-    }
-
-    #[test]
-    fn portions_of_moved_values_are_short_however_small_the_values_are() {
-        const VALUES: usize = 20_000;
-        let options = log::Options {
-            by_hand: true,
-            segment_bytes: 8 << 20,
-            ..log::Options::new("/log", ClusterId(1), MemberId(2))
-        };
-        let (synced, places) = channel();
-        let on_event = Box::new(move |event| {
-            if let log::LogEvent::Synced(told) = event {
-                synced.send(told.locations).expect("the test waits");
-            }
-        });
-        let disk = Arc::new(MemDisk::new(1));
-        let (mut log, _) =
-            log::Log::open(options, disk.clone(), Index(1), &mut |_| {}, on_event).expect("opens");
-        let request = |n: usize| {
-            let put = PutRequest { key: format!("k{n}").into(), value: "v".into(), ..PutRequest::default() };
-            InternalRaftRequest { put: Some(put), ..InternalRaftRequest::default() }
-        };
-        let entry = |n: usize| log::Entry {
-            term: Term(1),
-            index: Index(n as u64 + 1),
-            entry_type: 0,
-            data: Bytes::from(request(n).encode_to_vec()),
-        };
-        let entries = (0..VALUES).map(entry).collect();
-        log.append(log::Batch { entries, ..log::Batch::default() }).expect("there is room");
-        log.turn();
-        let places = places.recv().expect("is synced");
-        let mut machine = Machine::new(Rules { learners_max: 1 });
-        let values = LogValues::new(log.values());
-        for (n, place) in places.iter().enumerate() {
-            let log::Entry { term, index, data, .. } = entry(n);
-            let command = Command { index, term, data: &data, location: place.location };
-            machine.apply(command, &values, false).expect("it can be applied");
-        }
-        let view = machine.store.publish();
-        let through = view.snapshot().current_revision();
-        let (sender, told) = channel();
-        let member = Surface {
-            identity: Identity { member_id: 2, cluster_id: 1 },
-            values: log.values(),
-            segment_bytes: log.segment_bytes(),
-            shares_file_system: true,
-            newest: Box::new(move || Arc::clone(&view)),
-            tell: Box::new(move |event| sender.send(event).expect("the test waits")),
-            metrics: Arc::new(Metrics::new(&[], MetricsDetail::Basic)),
-        };
-        let mut segments: Vec<u32> = places.iter().map(|place| place.location.segment).collect();
-        segments.dedup();
-        let portion_bytes = 1 << 20;
-        let behind = ChangeId::end_of(Revision(0));
-        let haste = Haste::AtOnce;
-        let mut moving = Moving { through, segments, portion_bytes, haste, values, behind, moved: None };
-        let mut moved = 0;
-        while moving.step(&member) {
-            if let Ok(Event::Relocate(portion, done)) = told.try_recv() {
-                assert!(portion.len() <= portion_bytes / MOVED_BYTES, "{} at once", portion.len());
-                moved += portion.len();
-                done.send(()).expect("is waited for");
-            }
-        }
-        assert_eq!(moved, VALUES);
-    }
-}
+mod tests;

@@ -641,7 +641,7 @@ mod tests {
         fn apply(&mut self, request: InternalRaftRequest) {
             self.applied += 1;
             let data = Bytes::from(request.encode_to_vec());
-            let location = Location { segment: 1, offset: 4096 };
+            let location = Location::new(1, 4096);
             let command = Command { index: Index(self.applied), term: Term(1), data: &data, location };
             self.machine.apply(command, &Same, false).expect("it can be applied");
         }

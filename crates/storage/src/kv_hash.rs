@@ -116,7 +116,7 @@ mod tests {
 
     impl Values for Repeated {
         fn read_into(&self, value: Value, out: &mut BytesMut) -> Result<(), ReadError> {
-            out.put_bytes(value.location.segment as u8, value.len as usize);
+            out.put_bytes(value.location.segment() as u8, value.len as usize);
             Ok(())
         }
     }
@@ -127,7 +127,7 @@ mod tests {
         for len in [0usize, 1, 7, 8, 100, 4096, 1 << 20] {
             let mut writer = store.begin();
             let crc = crc32c::crc32c(&vec![9; len]);
-            let value = Value { location: Location { segment: 9, offset: 0 }, len: len as u32, crc };
+            let value = Value { location: Location::new(9, 0), len: len as u32, crc };
             writer.put(format!("key {len}").as_bytes(), value, LeaseId(i64::from(len == 8) * 77));
             writer.finish();
         }

@@ -6,7 +6,7 @@ use std::cell::RefCell;
 use std::rc::Rc;
 
 use accounting::{Account, Held};
-use bytes::{BufMut, BytesMut};
+use bytes::BytesMut;
 use machine::ReadError;
 use mvcc::Value;
 use numbers::Location;
@@ -45,7 +45,7 @@ struct Window {
 impl ReadAhead {
     /// Returns a reader that reads ahead and takes all other values from `values`.
     pub fn of(values: &Rc<LogValues>) -> Rc<ReadAhead> {
-        let nowhere = Location { segment: 0, offset: 0 };
+        let nowhere = Location::new(0, 0);
         let window = Window { start: nowhere, buffer: None, len: 0, end: nowhere, ahead: AHEAD_BYTES_MIN };
         Rc::new(ReadAhead { values: values.clone(), window: RefCell::new(window) })
     }
@@ -55,23 +55,22 @@ impl Window {
     /// Appends the bytes of a value to `out` and returns true, if the window contains them. Returns false if
     /// it does not, or if the checksum does not match: the window may have been read before the value was
     /// written, so the caller reads the value itself.
-    fn give(&self, value: Value, out: &mut BytesMut) -> bool {
+    fn give(&self, values: &LogValues, value: Value, out: &mut BytesMut) -> bool {
         let Some((buffer, _)) = &self.buffer else { return false };
-        let Some(from) = value.location.offset.checked_sub(self.start.offset) else { return false };
-        let range = from as usize..from as usize + value.len as usize;
-        let here = value.location.segment == self.start.segment && range.end <= self.len;
-        let bytes = buffer.as_ref().get(range).filter(|bytes| here && crc32c::crc32c(bytes) == value.crc);
-        bytes.is_some_and(|bytes| {
-            out.put_slice(bytes);
-            true
-        })
+        let Some(from) = value.location.offset().checked_sub(self.start.offset()) else { return false };
+        if value.location.segment() != self.start.segment() {
+            return false;
+        }
+        let bytes = buffer.as_ref()[..self.len].get(from as usize..);
+        bytes.is_some_and(|bytes| values.take_from(value, bytes, out))
     }
 
     /// Doubles the size of the next read if a value that is not in the window follows the last value;
     /// otherwise divides the size by four.
     fn look(&mut self, value: Value) {
-        let Location { segment, offset } = value.location;
-        let behind = segment == self.end.segment && offset.wrapping_sub(self.end.offset) <= GAP_BYTES_MAX;
+        let (start, end) = (value.location, self.end);
+        let gap = start.offset().wrapping_sub(end.offset());
+        let behind = start.segment() == end.segment() && gap <= GAP_BYTES_MAX;
         self.ahead =
             if behind { (self.ahead * 2).clamp(AHEAD_BYTES_MIN, BUFFER_BYTES_MAX) } else { self.ahead / 4 };
     }
@@ -79,7 +78,8 @@ impl Window {
     /// Reads the bytes of the log from `value` on into the window, if that will probably save later reads.
     fn fill(&mut self, values: &LogValues, value: Value) {
         self.len = 0;
-        if self.ahead < AHEAD_BYTES_MIN.max(4 * value.len as usize) {
+        let stored_bytes = value.location.stored_bytes(value.len) as usize;
+        if self.ahead < AHEAD_BYTES_MIN.max(4 * stored_bytes) {
             return;
         }
         let (buffer, _) = self.buffer.get_or_insert_with(|| {
@@ -97,13 +97,16 @@ impl Window {
 impl Source for ReadAhead {
     fn read_at_hand(&self, value: Value, out: &mut BytesMut) -> Result<bool, ReadError> {
         let mut window = self.window.borrow_mut();
-        let given = window.give(value, out) || {
+        let given = window.give(&self.values, value, out) || {
             window.look(value);
             window.fill(&self.values, value);
-            window.give(value, out)
+            window.give(&self.values, value, out)
         };
-        let Location { segment, offset } = value.location;
-        window.end = Location { segment, offset: offset.saturating_add(value.len) };
+        let place = value.location;
+        // Where the record of a compressed value ends is not known exactly, so its beginning is noted. Most such
+        // records are smaller than the largest gap.
+        let bytes = if place.is_compressed() { 0 } else { value.len };
+        window.end = Location::new(place.segment(), place.offset().saturating_add(bytes));
         // A value that the window does not contain is read alone. That read also reports the error if the
         // value is damaged.
         if given { Ok(true) } else { self.values.read_at_hand(value, out) }
@@ -272,7 +275,7 @@ mod tests {
             .find(name)
             .expect("a segment");
         let file = written.disk.open(&path).expect("opens");
-        file.write_at(b"damaged", u64::from(damaged.location.offset) + 5).expect("writes");
+        file.write_at(b"damaged", u64::from(damaged.location.offset()) + 5).expect("writes");
         let ahead = ReadAhead::of(&written.reader());
         for (n, value) in written.values.iter().enumerate() {
             if n == 10 {

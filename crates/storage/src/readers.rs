@@ -49,7 +49,7 @@ const BUDGET_PART: usize = 16;
 /// Returns the location of a value as one number, which identifies the value: a location in the log never
 /// contains another value later.
 pub fn place_of(value: Value) -> u64 {
-    place(value.location.segment, value.location.offset)
+    place(value.location.segment(), value.location.offset())
 }
 
 fn place(segment: u32, offset: u32) -> u64 {
@@ -169,7 +169,7 @@ impl Inner {
                 log::ReadError::Moved => ReadError::Moved,
                 other => ReadError::Failed(other.to_string()),
             });
-            arrived.push((place(wanted.location.segment, wanted.location.offset), outcome));
+            arrived.push((place(wanted.location.segment(), wanted.location.offset()), outcome));
         });
         arrived
     }

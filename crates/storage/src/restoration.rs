@@ -420,7 +420,10 @@ impl Restoration {
             number += 1;
             let id = log::ValueId { main: number, sub: 0 };
             let data = bytes::Bytes::copy_from_slice(value);
-            let placed = self.append(Batch { values: vec![log::Value { id, data }], ..Batch::default() })?;
+            let placed = self.append(Batch {
+                values: vec![log::Value { id, data, compressed: None }],
+                ..Batch::default()
+            })?;
             placed.values.first().map(|(_, place)| *place).ok_or(RestorationError::Lost("a value"))
         })
         .map_err(|error| match error {
@@ -671,7 +674,8 @@ impl Filling<'_> {
         }
         if received.value_len() > 0 {
             let id = log::ValueId { main: version.main.0, sub: i64::from(version.sub) };
-            self.values.push(log::Value { id, data: bytes::Bytes::copy_from_slice(version.value) });
+            let data = bytes::Bytes::copy_from_slice(version.value);
+            self.values.push(log::Value { id, data, compressed: None });
             self.bytes += version.value.len();
         }
         self.versions.push(received);

@@ -225,7 +225,7 @@ mod tests {
     const BYTES_MAX: usize = 3 * LEN;
 
     fn value(segment: u32) -> Value {
-        Value { location: Location { segment, offset: 64 }, len: LEN as u32, crc: 0 }
+        Value { location: Location::new(segment, 64), len: LEN as u32, crc: 0 }
     }
 
     fn read(out: &mut BytesMut) -> Result<bool, ReadError> {

@@ -98,6 +98,12 @@ impl LogValues {
         self.log.read_ahead(from, into, self.readers.is_none())
     }
 
+    /// Appends a value to `out` if `bytes`, which [`LogValues::read_ahead`] has read from the value's location
+    /// on, contain it; otherwise returns false. Used by [`crate::read_ahead`].
+    pub(crate) fn take_from(&self, value: Value, bytes: &[u8], out: &mut BytesMut) -> bool {
+        self.log.take_from(&wanted(value), bytes, out)
+    }
+
     fn read_log(&self, value: Value, out: &mut BytesMut, waits: bool) -> Result<bool, ReadError> {
         let location = value.location;
         let read = if waits {
@@ -141,6 +147,10 @@ fn slot_of(place: u64, slots: usize) -> usize {
     // Fibonacci hashing: the highest bits of the product are the slot, which distributes neighboring
     // locations over the slots.
     (place.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> (64 - slots.trailing_zeros())) as usize
+}
+
+fn wanted(value: Value) -> log::Wanted {
+    log::Wanted { location: value.location, len: value.len, crc: value.crc }
 }
 
 fn read_error(error: log::ReadError) -> ReadError {
@@ -238,9 +248,8 @@ impl Source for LogValues {
             account.looked_at(value.len as usize);
         }
         let mut buffer = Buffer::take(BUFFER_BYTES_MAX);
-        let (location, waits) = (value.location, self.readers.is_none());
-        let is_whole =
-            self.log.check(location, value.len, value.crc, buffer.bytes_mut(), waits).map_err(read_error)?;
+        let waits = self.readers.is_none();
+        let is_whole = self.log.check(wanted(value), buffer.bytes_mut(), waits).map_err(read_error)?;
         if is_whole {
             self.trust(value);
         }
@@ -261,8 +270,7 @@ impl Source for LogValues {
     }
 
     fn read_part_at_hand(&self, value: Value, from: usize, part: &mut [u8]) -> Result<bool, ReadError> {
-        let (location, waits) = (value.location, self.readers.is_none());
-        self.log.read_part(location, value.len, from, part, waits).map_err(read_error)
+        self.log.read_part(wanted(value), from, part, self.readers.is_none()).map_err(read_error)
     }
 
     fn join(&self, value: Value) -> Option<SharedRead> {

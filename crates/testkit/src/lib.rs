@@ -7,6 +7,7 @@
 //!   uses.
 //! * [`wait_until`] waits for a condition; `eventually` and `block_on` do so in a tokio runtime (feature
 //!   `tokio`).
+//! * [`pods`] makes values like those of Kubernetes.
 //! * [`ports`] finds addresses on which no process listens.
 //! * `certificates` creates authorities, certificates and revocation lists; `tls_ends` creates both ends of a
 //!   TLS connection (feature `certificates`).
@@ -22,6 +23,7 @@ pub mod certificates;
 pub mod expect;
 pub mod http1;
 pub mod http2;
+pub mod pods;
 pub mod ports;
 #[cfg(feature = "tokio")]
 mod runtime;

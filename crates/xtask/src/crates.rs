@@ -16,6 +16,7 @@ const ORDER: &[&str] = &[
     "planted",
     "clock",
     "disk",
+    "compression",
     "api",
     "gateway",
     "html-report",

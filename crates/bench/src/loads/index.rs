@@ -41,7 +41,7 @@ fn fill(store: &mut Store, puts: &Puts, keys: &[Vec<u8>], mut each: impl FnMut(I
         let began = Instant::now();
         let mut writer = store.begin();
         for key in some {
-            let location = Location { segment: 1, offset: number as u32 };
+            let location = Location::new(1, number as u32);
             writer.put(key, Value { location, len, crc: 0 }, LeaseId::NONE);
         }
         writer.finish();

@@ -6,7 +6,8 @@ use std::time::Duration;
 use bytes::Bytes;
 use disk::{Disk, MemDisk, RealDisk};
 use mainstay_log::{
-    Batch, EntryPlace, HardState, Log, LogEvent, Options, Owner, ReadError, Replayed, Reset, Value, ValueId,
+    Batch, EntryPlace, HardState, Location, Log, LogEvent, Options, Owner, ReadError, Replayed, Reset, Value,
+    ValueId,
 };
 
 use numbers::{ClusterId, EntryId, Index, MemberId, Term};
@@ -31,7 +32,7 @@ fn what_is_appended_is_read_back_and_replayed() {
         for EntryPlace { index, location } in log.told(|told| told.locations.clone()) {
             let data = entry(index.0, 2, 1000).data;
             let crc = crc32c::crc32c(&data[100..]);
-            let at = mainstay_log::Location { offset: location.offset + 100, ..location };
+            let at = Location::new(location.segment(), location.offset() + 100);
             assert_eq!(values.read(at, 900, crc).unwrap(), data[100..]);
             assert!(matches!(values.read(at, 900, crc ^ 1), Err(ReadError::Damaged { .. })));
         }
@@ -117,7 +118,7 @@ fn relocated_values_are_read_and_replayed() {
     log.put(entries(1..=3, 1, 100));
     let id = ValueId { main: 77, sub: -1 };
     let data = Bytes::from(vec![5; 3000]);
-    log.put(Batch { values: vec![Value { id, data: data.clone() }], ..Batch::default() });
+    log.put(Batch { values: vec![Value { id, data: data.clone(), compressed: None }], ..Batch::default() });
     let (found, location) = log.told(|told| told.values[0]);
     assert_eq!(found, id);
     let crc = crc32c::crc32c(&data);

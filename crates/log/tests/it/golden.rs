@@ -53,7 +53,7 @@ fn batches() -> Vec<Batch> {
         Batch {
             reset: Some(Reset { index: Index(100), term: Term(5) }),
             entries: vec![entry(101, 5, "")],
-            values: vec![Value { id: ValueId { main: 7, sub: -2 }, data: "moved".into() }],
+            values: vec![Value { id: ValueId { main: 7, sub: -2 }, data: "moved".into(), compressed: None }],
             hard_state: None,
         },
     ]

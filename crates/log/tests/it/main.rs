@@ -2,6 +2,7 @@
 
 mod append;
 mod checkpoint;
+mod compressed;
 mod crash;
 mod damage;
 mod forgery;

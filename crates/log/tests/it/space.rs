@@ -205,7 +205,7 @@ fn released_files_are_recycled_and_old_records_never_read_as_new() {
             assert_eq!(log.log.release(*seq), Err(ReleaseError::Unknown), "once is enough");
         }
         log.log.turn();
-        if sealed.contains(&location.segment) {
+        if sealed.contains(&location.segment()) {
             assert!(matches!(values.read(location, 1000, 0), Err(ReadError::Moved)), "round {round}");
         }
         let active = log.log.segments().last().unwrap().seq;

@@ -2,6 +2,7 @@
 
 use mvcc::{KEY_BYTES_MAX, LoadedVersion, Location, Value, Version};
 use numbers::{ChangeId, LeaseId, Revision};
+use planted::Bug;
 
 use crate::codec::{Input, Malformed, put_bytes, put_i64, put_u64};
 
@@ -85,7 +86,17 @@ struct Before {
     main: Revision,
     create_revision: Revision,
     version: i64,
+    /// Upper half of the location.
     segment: Option<u32>,
+}
+
+/// Returns the two numbers as which a location is encoded.
+fn halves(location: Location) -> (u32, u32) {
+    let bits = match planted::is(Bug::CompressedMarkLost) {
+        true => Location::new(location.segment(), location.offset()).bits(),
+        false => location.bits(),
+    };
+    ((bits >> 32) as u32, bits as u32)
 }
 
 /// Appends entries to one block.
@@ -111,7 +122,7 @@ impl EntryWriter {
             Payload::Inline(bytes) => !bytes.is_empty(),
         };
         let same_segment = has_value
-            && matches!(entry.payload, Payload::Place(value) if before.segment == Some(value.location.segment));
+            && matches!(entry.payload, Payload::Place(value) if before.segment == Some(halves(value.location).0));
         let flag = |on: bool, bit: u8| if on { bit } else { 0 };
         out.push(
             flag(same_key, SAME_KEY)
@@ -146,11 +157,12 @@ impl EntryWriter {
         match entry.payload {
             _ if !has_value => {}
             Payload::Place(value) => {
+                let (segment, offset) = halves(value.location);
                 if !same_segment {
-                    put_u64(out, u64::from(value.location.segment));
-                    before.segment = Some(value.location.segment);
+                    put_u64(out, u64::from(segment));
+                    before.segment = Some(segment);
                 }
-                put_u64(out, u64::from(value.location.offset));
+                put_u64(out, u64::from(offset));
                 put_u64(out, u64::from(value.len));
                 out.extend_from_slice(&value.crc.to_le_bytes());
             }
@@ -258,7 +270,7 @@ impl EntryReader {
                     _ => input.u32()?,
                 };
                 before.segment = Some(segment);
-                let location = Location { segment, offset: input.u32()? };
+                let location = Location::from_bits((u64::from(segment) << 32) | u64::from(input.u32()?));
                 let len = input.u32()?;
                 let crc = input.raw(4)?.try_into().map_err(|_| Malformed("bytes beyond the end"))?;
                 payload = Payload::Place(Value { location, len, crc: u32::from_le_bytes(crc) });

@@ -5,7 +5,7 @@ use numbers::{Index, Revision, Term};
 use crate::alarm::Alarms;
 use crate::auth::Auth;
 use crate::codec::{Input, Malformed, put_i64, put_u64};
-use crate::image::{FORMAT, FORMAT_HASHED, HEAD};
+use crate::image::{FORMAT, FORMAT_COMPRESSED, FORMAT_HASHED, HEAD};
 use crate::lease::Leases;
 use crate::machine::Machine;
 use crate::member::Members;
@@ -31,6 +31,9 @@ pub struct Head {
     pub in_use_bytes: u64,
     /// Rolling hash of the state; see [`Machine::state_hash`].
     pub state_hash: Option<u64>,
+    /// True if values are compressed, or may become compressed before the run is written. An older release,
+    /// which would misread their locations, then refuses the run.
+    pub compressed_values: bool,
     /// Number of versions in the index. Versions that a compaction made unreadable count until they are
     /// removed.
     pub(crate) versions: u64,
@@ -58,6 +61,7 @@ impl Machine {
             delta_from_min: self.delta_from_min,
             in_use_bytes: self.in_use_bytes(),
             state_hash: self.state_hash(),
+            compressed_values: self.has_compressed_values(),
             versions: snapshot.versions(),
             leases: self.leases.clone(),
             alarms: self.alarms.clone(),
@@ -72,7 +76,7 @@ impl Head {
     /// versions.
     pub(crate) fn encode(&self, from: Revision, versions: u64) -> Vec<u8> {
         let mut out = vec![HEAD];
-        put_u64(&mut out, FORMAT);
+        put_u64(&mut out, if self.compressed_values { FORMAT_COMPRESSED } else { FORMAT });
         put_u64(&mut out, from.0 as u64);
         put_u64(&mut out, self.revision.0 as u64);
         put_i64(&mut out, self.compact_revision.0);
@@ -111,7 +115,7 @@ impl SavedHead {
             return Err(Malformed("no head at the beginning"));
         }
         let format = input.u64()?;
-        if !(1..=FORMAT).contains(&format) {
+        if !(1..=FORMAT_COMPRESSED).contains(&format) {
             return Err(Malformed("a format of another version of this program"));
         }
         let number = |n: u64| i64::try_from(n).map_err(|_| Malformed("a revision out of range"));

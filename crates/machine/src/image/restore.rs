@@ -234,12 +234,11 @@ impl Accounting {
     fn add(&mut self, loaded: &LoadedVersion<'_>) {
         self.in_use_bytes += loaded_bytes(loaded.key, loaded.value.len);
         if loaded.value.len > 0 {
-            if loaded.value.location.segment != self.segment {
+            if loaded.value.location.segment() != self.segment {
                 self.close();
-                self.segment = loaded.value.location.segment;
+                self.segment = loaded.value.location.segment();
             }
-            self.open.values += 1;
-            self.open.bytes += u64::from(loaded.value.len);
+            self.open.add(loaded.value);
         }
     }
 
@@ -248,6 +247,7 @@ impl Accounting {
             let usage = self.usage.entry(self.segment).or_default();
             usage.values += self.open.values;
             usage.bytes += self.open.bytes;
+            usage.raw_bytes += self.open.raw_bytes;
             self.open = SegmentUse::default();
         }
     }

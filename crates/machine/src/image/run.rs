@@ -34,7 +34,8 @@ impl RunWriter {
     ///
     /// # Panics
     ///
-    /// Panics if the state and the head are not from the same point in time. Also panics if `from` is neither
+    /// Panics if the state and the head are not from the same point in time, and later if a value is compressed
+    /// although the head says that none is. Also panics if `from` is neither
     /// 0 nor between the head's `delta_from_min` and its revision, because such a run could not be restored.
     pub fn new(state: impl Into<AsOf>, head: Head, from: Revision) -> RunWriter {
         let state = state.into();
@@ -75,8 +76,10 @@ impl RunWriter {
                 let mut block = Vec::with_capacity(BLOCK_BYTES + (4 << 10));
                 block.push(KEYS);
                 let mut writer = EntryWriter::default();
-                let entries = &mut self.entries;
+                let (entries, compressed_values) = (&mut self.entries, self.head.compressed_values);
                 self.walk.go(&self.state.slice()?.snapshot(), |version| {
+                    let is_known = compressed_values || !version.location().is_compressed();
+                    assert!(is_known, "an older release would misread the run");
                     writer.put(version.key(), &Entry::of(version), &mut block);
                     *entries += 1;
                     block.len() < BLOCK_BYTES

@@ -193,7 +193,7 @@ fn a_comparison_of_values_reads_only_what_may_be_equal() {
             failure: Vec::new(),
         };
         let data = Bytes::from(field(6, &txn.encode_to_vec()));
-        let location = Location { segment: 1, offset: 0 };
+        let location = Location::new(1, 0);
         let index = machine.applied_index + 1;
         let command = Command { index, term: Term(1), data: &data, location };
         let applied = machine.apply(command, values, true);

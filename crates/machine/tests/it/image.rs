@@ -472,3 +472,65 @@ fn pieces_of_long_keys_are_short() {
     let mut back = building.finish::<Infallible>(RULES).unwrap();
     assert_eq!(run(&mut back, Revision(0)), blocks);
 }
+
+#[test]
+fn compressed_values_are_marked_and_an_older_release_refuses_their_runs() {
+    let journal = Journal::default();
+    let mut machine = Machine::new(RULES);
+    for index in 1..=20u64 {
+        let put = PutRequest {
+            key: format!("k{index}").into(),
+            value: vec![index as u8; 100 * index as usize].into(),
+            ..PutRequest::default()
+        };
+        let request = InternalRaftRequest { put: Some(put), ..InternalRaftRequest::default() };
+        let data = Bytes::from(request.encode_to_vec());
+        let location = journal.append(&data);
+        let placed = Placed { data, location, conf: false };
+        apply(&mut machine, &placed, &journal, false);
+    }
+    let format = |blocks: &Blocks| blocks[0][1];
+    assert_eq!(format(&run(&mut machine, Revision(0))), 4);
+    assert!(!machine.has_compressed_values());
+    let before: u64 = machine.usage().values().map(|usage| usage.bytes).sum();
+    assert_eq!(before, machine.usage().values().map(|usage| usage.raw_bytes).sum::<u64>());
+    let values: Vec<_> = {
+        let view = machine.store.publish();
+        let snapshot = view.snapshot();
+        let versions = snapshot.histories().map(|version| (version.id(), version.value()));
+        versions.collect()
+    };
+    // Every second value is moved to segment 77, compressed to a third.
+    let mut stored = 0;
+    for (n, (id, value)) in values.iter().enumerate().filter(|(n, _)| n % 2 == 0) {
+        let to = mvcc::Location::compressed(77, 4096 + 8 * n as u32, value.len / 3, value.len).unwrap();
+        assert!(machine.relocate(*id, value.location, to));
+        stored += to.stored_bytes(value.len);
+    }
+    let usage = machine.usage()[&77];
+    assert_eq!((usage.values, usage.bytes, usage.raw_bytes), (10, stored, 0));
+    assert!(machine.has_compressed_values());
+    let blocks = run(&mut machine, Revision(0));
+    assert_eq!(format(&blocks), 5);
+    let mut again = restored(&[blocks]).unwrap();
+    let in_use = |machine: &Machine| -> Vec<_> {
+        machine.usage().iter().filter(|(_, usage)| usage.values > 0).map(|(id, it)| (*id, *it)).collect()
+    };
+    assert_eq!(in_use(&again), in_use(&machine));
+    assert_same(&mut again, &mut machine);
+    let view = again.store.publish();
+    for (id, value) in &values {
+        let found = view.snapshot().version_at(*id).unwrap().value();
+        assert_eq!((found.len, found.crc), (value.len, value.crc));
+        assert_eq!(found.location.is_compressed(), found.location.segment() == 77);
+        assert_eq!(found.location, machine.store.snapshot().version_at(*id).unwrap().location());
+    }
+    // A head that says that nothing is compressed is a bug, which stops the member.
+    let mut head = machine.head();
+    head.compressed_values = false;
+    let mut writer = RunWriter::new(machine.store.publish(), head, Revision(0));
+    let panicked = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+        while writer.next_block().is_ok_and(|b| b.is_some()) {}
+    }));
+    assert!(panicked.is_err());
+}

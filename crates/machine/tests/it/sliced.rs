@@ -52,7 +52,7 @@ impl<'a> Fetched<'a> {
 
 impl Values for Fetched<'_> {
     fn read_into(&self, value: Value, out: &mut BytesMut) -> Result<(), ReadError> {
-        let place = (value.location.segment, value.location.offset);
+        let place = (value.location.segment(), value.location.offset());
         if self.every > 0
             && (place.0 + place.1 / 8).is_multiple_of(self.every)
             && !self.at_hand.borrow().contains(&place)

@@ -625,7 +625,7 @@ fn no_damage_makes_it_panic() {
             continue;
         }
         while let Some(version) = reader.next().unwrap() {
-            assembly.push(&ReceivedVersion::of(&version).unwrap(), Location { segment: 1, offset: 32 });
+            assembly.push(&ReceivedVersion::of(&version).unwrap(), Location::new(1, 32));
         }
         match assembly.finish(reader.finish()) {
             Err(_) => refused += 1,

@@ -16,7 +16,7 @@ use crate::member::Setup;
 use crate::run;
 
 /// Returns all messages with which a server stream answers one request.
-async fn all<A: Message + Default>(client: &Client, rpc: Rpc, request: &impl Message) -> Vec<A> {
+pub async fn all<A: Message + Default>(client: &Client, rpc: Rpc, request: &impl Message) -> Vec<A> {
     let (mut sender, mut receiver) = client.channel.stream(rpc.path()).await.expect("it opens");
     sender.send_last(request.encode_to_vec().into()).await.expect("it is sent");
     let mut answers = Vec::new();

@@ -51,6 +51,8 @@ mod cluster_rebuild;
 #[cfg(feature = "full")]
 mod cluster_refusals;
 #[cfg(feature = "full")]
+mod compression;
+#[cfg(feature = "full")]
 mod console;
 #[cfg(feature = "full")]
 mod corrupt;

@@ -157,7 +157,7 @@ fn contradictory_images_are_refused_and_leave_nothing() {
         create_revision: Revision(5),
         version: 1,
         lease: LeaseId::NONE,
-        value: Value { location: Location { segment: 1, offset: 2 }, len: 3, crc: 4 },
+        value: Value { location: Location::new(1, 2), len: 3, crc: 4 },
     };
     let tombstone = LoadedVersion { main: Revision(6), version: 0, create_revision: Revision(0), ..good };
     let cases: [(&[LoadedVersion<'_>], LoadError); 12] = [

@@ -51,7 +51,7 @@ pub fn transaction(store: &mut Store, model: &mut Naive, random: &mut Random, mi
                 continue;
             }
             let previous = model.get(&key, Revision::MAX).cloned();
-            let location = Location { segment: value, offset: value ^ 7 };
+            let location = Location::new(value >> 1, value ^ 7);
             let change = writer.put(&key, Value { location, len: value / 2, crc: value }, lease);
             assert_eq!(change.version.value(), Value { location, len: value / 2, crc: value });
             assert_eq!(change.previous.map(Record::of), previous);

@@ -28,7 +28,7 @@ fn change(store: &mut Store, random: &mut Random, deletes: u64) {
             writer.delete_range(range, |change| deleted.push(change.version.key().to_vec()));
         } else if !deleted.contains(&key) {
             let crc = random.next() as u32;
-            let location = Location { segment: crc % 5, offset: crc };
+            let location = Location::new(crc % 5, crc);
             writer.put(&key, Value { location, len: crc % 50, crc }, LeaseId(i64::from(crc % 3)));
         }
     }
@@ -214,10 +214,10 @@ fn run(seed: u64, operations: u64, deletes: u64) {
             remove(&mut store, &readers, random.below(15));
         }
         if random.below(3) == 0 {
-            let segment = random.next() as u32;
+            let segment = random.next() as u32 >> 1;
             let snapshot = store.snapshot();
             for version in snapshot.range(KeyRange::ALL, Revision::CURRENT).expect("reads").take(3) {
-                version.set_location(Location { segment, offset: version.main().0 as u32 });
+                version.set_location(Location::new(segment, version.main().0 as u32));
             }
         }
         let newest = store.publish();

@@ -125,7 +125,7 @@ impl Pair {
                     continue;
                 }
                 let crc = self.random.next() as u32;
-                let location = Location { segment: crc >> 16, offset: crc };
+                let location = Location::new(crc >> 16, crc);
                 let lease = i64::from(crc % 4);
                 let change = writer.put(key, Value { location, len: crc % 100, crc }, LeaseId(lease));
                 assert_eq!(
@@ -180,7 +180,7 @@ impl Pair {
         let snapshot = self.store.snapshot();
         let Ok(range) = snapshot.range(KeyRange::from(start), Revision::CURRENT) else { return };
         for version in range.take(5) {
-            let to = Location { segment, offset: segment ^ version.main().0 as u32 };
+            let to = Location::new(segment, segment ^ version.main().0 as u32);
             version.set_location(to);
             self.places.insert(version.id(), to);
         }

@@ -41,7 +41,7 @@ fn consistent(view: &View, random: &mut Random) {
         assert!(last.as_deref().is_none_or(|last| last < version.key()));
         // Read only once: the mover may change the location between two reads.
         let location = version.location();
-        assert_eq!(location.segment, location.offset);
+        assert_eq!(location.segment(), location.offset());
         last = Some(version.key().to_vec());
         live += 1;
     }
@@ -131,7 +131,7 @@ fn hammer(load: &Load) {
                     }
                 } else {
                     let key = random.key(load.keys);
-                    let location = Location { segment: main.0 as u32, offset: main.0 as u32 };
+                    let location = Location::new(main.0 as u32, main.0 as u32);
                     writer.put(&key, Value { location, len: 1, crc: crc_of(&key, main) }, LeaseId::NONE);
                 }
                 writer.finish();
@@ -144,9 +144,9 @@ fn hammer(load: &Load) {
             }
             store.compact_step(30, |_| ());
             // Moves values to a random location whose two halves are equal.
-            let moved = random.next() as u32;
+            let moved = random.next() as u32 & Location::SEGMENT_MAX;
             for version in store.snapshot().range(KeyRange::ALL, Revision::CURRENT).unwrap().take(5) {
-                version.set_location(Location { segment: moved, offset: moved });
+                version.set_location(Location::new(moved, moved));
             }
             let view = store.publish();
             *newest.lock().unwrap() = view;

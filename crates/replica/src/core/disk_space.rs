@@ -9,6 +9,7 @@ use storage::nospace::Cause;
 
 use super::alarms::NospaceAlarm;
 use super::checkpoints::Checkpoints;
+use super::compression::Compression;
 use super::quota_warning::QuotaWarning;
 use super::room::Room;
 use super::segments::{Moves, Segments};
@@ -33,6 +34,8 @@ pub(super) struct DiskSpace {
     pub moves: Moves,
     /// Budget for emptying segments that hold only a little garbage.
     pub tidying: Tidying,
+    /// Tracks which segments were given to the checkpointer to be compressed.
+    pub compression: Compression,
 }
 
 impl DiskSpace {
@@ -47,6 +50,7 @@ impl DiskSpace {
             segments: Segments::default(),
             moves: Moves::default(),
             tidying: Tidying::new(now),
+            compression: Compression::new(now),
         }
     }
 

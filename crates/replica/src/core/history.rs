@@ -149,7 +149,7 @@ mod tests {
     }
 
     fn place(index: u64, offset: u32) -> EntryPlace {
-        EntryPlace { index: Index(index), location: Location { segment: 1, offset } }
+        EntryPlace { index: Index(index), location: Location::new(1, offset) }
     }
 
     #[test]
@@ -158,7 +158,7 @@ mod tests {
         assert!(history.was_replayed(Index(3)) && !history.was_replayed(Index(4)));
         history.located(vec![place(4, 2), place(5, 3)]);
         history.located(vec![place(4, 4)]);
-        assert_eq!(history.take_location(Index(4)).expect("it is known").offset, 4);
+        assert_eq!(history.take_location(Index(4)).expect("it is known").offset(), 4);
         assert!(history.take_location(Index(5)).is_err(), "it was replaced");
     }
 

@@ -475,7 +475,7 @@ mod tests {
         let (done, mut placed) = oneshot::channel();
         install.place(7, done);
         assert!(!install.may_place(1));
-        let value = |main| (ValueId { main, sub: 0 }, Location { segment: 1, offset: 2 });
+        let value = |main| (ValueId { main, sub: 0 }, Location::new(1, 2));
         install.placed(6, &[value(1)]);
         assert!(placed.try_recv().is_err());
         install.placed(7, &[value(2)]);

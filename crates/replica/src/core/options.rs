@@ -41,4 +41,6 @@ pub struct Options {
     pub raft_pipeline: bool,
     /// If applying an entry takes longer than this, the entry is logged as slow.
     pub warning_apply_duration: Duration,
+    /// True if values in old segments of the log are compressed.
+    pub compresses_values: bool,
 }

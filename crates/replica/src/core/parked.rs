@@ -107,7 +107,7 @@ impl OutOfService {
                 | StorageRequest::Fetched(..)
                 | StorageRequest::Checkpointed(_)
                 | StorageRequest::Relocate(..)
-                | StorageRequest::Relocated
+                | StorageRequest::Relocated { .. }
                 | StorageRequest::Log(LogEvent::Synced(_) | LogEvent::SpaceChanged(_)),
             )
             | CoreRequest::Control(

@@ -516,7 +516,8 @@ mod tests {
             let entry =
                 |index| log::Entry { term: Term(1), index: Index(index), entry_type: 0, data: data.clone() };
             let entries: Vec<log::Entry> = (1..=count).map(entry).collect();
-            let value = || log::Value { id: log::ValueId { main: 5, sub: 0 }, data: data.clone() };
+            let value =
+                || log::Value { id: log::ValueId { main: 5, sub: 0 }, data: data.clone(), compressed: None };
             let values: Vec<log::Value> = (0..count).map(|_| value()).collect();
             let counted =
                 entries.iter().map(|entry| ENTRY_BYTES + entry.data.len()).sum::<usize>() + WRITE_BYTES;
@@ -548,7 +549,8 @@ mod tests {
         assert!(!room.is_full());
         log.turn();
         // Raft has no number for batches of values.
-        let value = log::Value { id: log::ValueId { main: 5, sub: 0 }, data: Bytes::from_static(b"v") };
+        let id = log::ValueId { main: 5, sub: 0 };
+        let value = log::Value { id, data: Bytes::from_static(b"v"), compressed: None };
         assert_eq!(room.hand_values(&mut log, vec![value], start), Some(4));
         assert_eq!((room.synced(4), room.oldest()), (None, None));
     }

@@ -193,7 +193,7 @@ mod tests {
         let (orders, queue) = mpsc::sync_channel(1);
         orders.send(Order::Reserve { is_short: false, queued: Arc::new(()) }).expect("there is room");
         let mut moves = Moves::default();
-        moves.begin(vec![(ChangeId::first_of(Revision(1)), Location { segment: 1, offset: 0 })], mover);
+        moves.begin(vec![(ChangeId::first_of(Revision(1)), Location::new(1, 0))], mover);
         let (ended, core_ended) = mpsc::channel();
         let core = std::thread::spawn(move || {
             moves.end(&orders);
@@ -212,7 +212,7 @@ mod tests {
     fn the_mover_hears_once_all_have_arrived() {
         let (mover, hears) = mpsc::sync_channel(1);
         let mut moves = Moves::default();
-        let place = |offset| Location { segment: 1, offset };
+        let place = |offset| Location::new(1, offset);
         let change = |main| ChangeId::first_of(Revision(main));
         moves.begin(vec![(change(1), place(1)), (change(2), place(2))], mover);
         assert_eq!(moves.arrived(change(1)), Some(place(1)));

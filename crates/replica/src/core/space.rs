@@ -12,6 +12,8 @@
 //!
 //! If less is dead, segments are emptied slowly: see `tidying.rs`.
 
+use std::collections::BTreeSet;
+
 use log::{Log, SegmentState};
 use machine::Machine;
 use numbers::Index;
@@ -35,6 +37,12 @@ const TIDY_PART: u64 = 10;
 const TIDIED_PART: u64 = 20;
 /// The segments that are emptied together must free at least this part of the checkpoint that follows.
 const TIDY_CHECKPOINT_PART: u64 = 4;
+
+/// Maximum number of segments that one order to the checkpointer compresses, unless more are needed to make up
+/// for the whole checkpoint that follows.
+const COMPRESS_SEGMENTS: usize = 64;
+/// Number of the newest sealed segments that are not compressed: many of their values will soon be replaced.
+const HOT_SEGMENTS: usize = 1;
 
 /// Returns the bytes that the live values of a segment would take in another segment, including the overhead
 /// of their records. The overhead must count as live. If it counted as garbage, segments with small values
@@ -118,6 +126,47 @@ impl Survey<'_> {
     /// Returns true if a segment with this many live bytes should be emptied.
     fn is_worth_emptying(&self, live: u64, used: u64) -> bool {
         if self.room.is_tight(self.log) { live < used - used / 4 } else { live < used / 2 }
+    }
+
+    /// Returns the segments with many live values that are not compressed, oldest first, each with its live
+    /// values; none if compressing them frees too little compared with the whole checkpoint that it
+    /// makes necessary. Only segments are considered that can be deleted as soon as they are empty, and that
+    /// are not in `judged`. `saved_through` is the last entry in the durable checkpoint.
+    pub fn worth_compressing(
+        &self,
+        saved_through: Index,
+        judged: &BTreeSet<u32>,
+    ) -> Vec<(u32, machine::SegmentUse)> {
+        let usage = self.machine.usage();
+        let through = saved_through.min(self.kept_behind);
+        let mut sealed = self.log.segments();
+        sealed.retain(|s| s.sealed && !s.releasing && !self.segments.is_pending_delete(s.seq));
+        sealed.truncate(sealed.len().saturating_sub(HOT_SEGMENTS));
+        let candidates = sealed.iter().filter(|s| s.last_index <= through && !judged.contains(&s.seq));
+        // Segments that are less than half full are emptied soon anyway, and their values are compressed then.
+        let candidates = candidates.filter_map(|s| {
+            let usage = usage.get(&s.seq)?;
+            (usage.raw_bytes >= Log::record_bytes(s) / 2).then_some((s.seq, usage))
+        });
+        let whole_bytes = self.whole_checkpoint_bytes();
+        let enough_bytes = if whole_bytes >= WHOLE_BYTES_LARGE { 2 * whole_bytes } else { 0 };
+        let (mut chosen, mut freed, mut moved) = (Vec::new(), 0, 0);
+        for (seq, usage) in candidates {
+            if chosen.len() >= COMPRESS_SEGMENTS && freed >= enough_bytes {
+                break;
+            }
+            moved += usize::try_from(moved_bytes(usage)).unwrap_or(usize::MAX);
+            if !self.room.has(self.log, moved + moved / 8, Purpose::Moves) {
+                break;
+            }
+            // Compression frees about two thirds of most values; half is assumed.
+            freed += usage.raw_bytes / 2;
+            chosen.push((seq, *usage));
+        }
+        if freed < enough_bytes {
+            chosen.clear();
+        }
+        chosen
     }
 
     /// Returns the estimated size of a checkpoint that contains the whole state, in bytes.

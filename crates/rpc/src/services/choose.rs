@@ -306,7 +306,7 @@ mod tests {
 
     impl Values for Placed {
         fn read_into(&self, value: Value, out: &mut BytesMut) -> Result<(), ReadError> {
-            out.extend_from_slice(&value.location.offset.to_be_bytes());
+            out.extend_from_slice(&value.location.offset().to_be_bytes());
             Ok(())
         }
     }
@@ -315,7 +315,7 @@ mod tests {
         let mut store = Store::new();
         for n in 0..keys {
             let offset = n.wrapping_mul(0x9e37_79b9) % 1000;
-            let value = Value { location: Location { segment: 1, offset }, len: 4, crc: 0 };
+            let value = Value { location: Location::new(1, offset), len: 4, crc: 0 };
             let mut writer = store.begin();
             writer.put(format!("{:06}", n.wrapping_mul(7919) % 100_000).as_bytes(), value, LeaseId::NONE);
             writer.finish();

@@ -522,11 +522,7 @@ mod tests {
         let now = |view| AsOf::new(moment, Arc::new(Now(view)));
         let mut other = Store::new();
         let mut writer = other.begin();
-        writer.put(
-            b"k",
-            Value { location: Location { segment: 1, offset: 0 }, len: 0, crc: 0 },
-            LeaseId::NONE,
-        );
+        writer.put(b"k", Value { location: Location::new(1, 0), len: 0, crc: 0 }, LeaseId::NONE);
         writer.finish();
         assert_eq!(unwritten(&overtaken, &now(Some(other.publish()))), REPLACED);
         assert_eq!(unwritten(&overtaken, &now(None)), error::COMPACTED);
@@ -572,7 +568,7 @@ mod tests {
         let mut store = Store::new();
         for n in 0..400 {
             let mut writer = store.begin();
-            let location = Location { segment: 1, offset: n };
+            let location = Location::new(1, n);
             writer.put(format!("k{n}").as_bytes(), Value { location, len: 100, crc: 0 }, LeaseId::NONE);
             writer.finish();
         }
@@ -597,7 +593,7 @@ mod tests {
         let mut store = Store::new();
         for n in 0..40 {
             let mut writer = store.begin();
-            let location = Location { segment: 1, offset: n };
+            let location = Location::new(1, n);
             writer.put(format!("k{n}").as_bytes(), Value { location, len: 100_000, crc: 0 }, LeaseId::NONE);
             writer.finish();
         }

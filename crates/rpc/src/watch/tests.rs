@@ -632,7 +632,7 @@ fn put_and_delete(world: &mut World, keys: usize) {
     let key = |n: usize| format!("k{n:05}");
     let mut writer = world.store.begin();
     for n in 0..keys {
-        let location = mvcc::Location { segment: 1, offset: 0 };
+        let location = mvcc::Location::new(1, 0);
         writer.put(key(n).as_bytes(), mvcc::Value { location, len: 100, crc: 0 }, LeaseId::NONE);
     }
     writer.finish();

@@ -134,7 +134,7 @@ pub fn served(given: Given, adjust: impl FnOnce(&mut Published)) -> Served {
     for (mut entry, index) in given.entries.into_iter().zip(1..) {
         entry.header = Some(RequestHeader { id: index, ..RequestHeader::default() });
         let data = Bytes::from(entry.encode_to_vec());
-        let location = mvcc::Location { segment: 1, offset: 4096 };
+        let location = mvcc::Location::new(1, 4096);
         let applied = machine
             .apply(Command { index: Index(index), term: Term(2), data: &data, location }, &values, false)
             .unwrap();

@@ -2,6 +2,7 @@
 
 mod certificates;
 mod compared;
+mod compression;
 mod databases;
 mod downgrades;
 mod flags;
@@ -1018,10 +1019,10 @@ fn a_value_that_cannot_be_moved_does_not_bring_checkpoints_without_end() {
         .find(|(path, _)| {
             let stem = path.file_stem().and_then(|stem| stem.to_str());
             path.extension().is_some_and(|e| e == "seg")
-                && stem.and_then(|stem| u32::from_str_radix(stem, 16).ok()) == Some(damaged.segment)
+                && stem.and_then(|stem| u32::from_str_radix(stem, 16).ok()) == Some(damaged.segment())
         })
         .expect("the segment is there");
-    world.places[0].disk.flip_bit(path, u64::from(damaged.offset) + 200, 1).expect("is there");
+    world.places[0].disk.flip_bit(path, u64::from(damaged.offset()) + 200, 1).expect("is there");
     // The segment keeps some live values, which must be moved before the segment can be deleted.
     for n in (0..400).filter(|n| n % 5 != 0) {
         world.put(0, &format!("many-{n:03}"), b"small").expect("is taken");
@@ -1060,7 +1061,7 @@ fn a_segment_outlives_whoever_reads_the_newest_state() {
         let state = world.member(0).published();
         let snapshot = state.view.snapshot();
         let values = || snapshot.histories().filter(|version| version.value_len() > 0);
-        let noted: Vec<u32> = values().map(|version| version.location().segment).collect();
+        let noted: Vec<u32> = values().map(|version| version.location().segment()).collect();
         for _ in 0..30 {
             if !world.work().expect("all goes well") {
                 world.wait();
@@ -1076,7 +1077,7 @@ fn a_segment_outlives_whoever_reads_the_newest_state() {
         for (version, at) in values().zip(&noted) {
             assert!(segments.contains(at), "{n}: segment {at} was deleted under a reader");
             looked += 1;
-            moved += u32::from(version.location().segment != *at);
+            moved += u32::from(version.location().segment() != *at);
         }
     }
     assert!(

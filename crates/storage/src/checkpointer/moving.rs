@@ -1,18 +1,20 @@
 //! Finds the live values in old segments of the log, batch by batch, so that the core can write them again at
 //! the end of the log and the old segments can be deleted.
 
+use std::collections::BTreeSet;
 use std::sync::mpsc::{Receiver, TryRecvError, sync_channel};
 
 use bytes::BytesMut;
 use machine::key_value::read_version;
 use numbers::{ChangeId, Revision};
 
+use super::compressing::ValueCompressor;
 use super::{Event, Haste, Relocation, Surface};
 use crate::values::LogValues;
 
 /// Maximum number of versions that are visited before a newer view is used. A view that is held longer keeps
 /// more memory from being freed.
-const LOOKED_AT_MAX: usize = 16 << 10;
+pub(super) const LOOKED_AT_MAX: usize = 16 << 10;
 /// Bytes by which each value counts against the size of a batch, in addition to its data: the core looks up
 /// each value and keeps a record of it until it is on disk, so a batch must not contain too many small
 /// values.
@@ -22,18 +24,34 @@ pub(super) const MOVED_BYTES: usize = 128;
 pub(super) struct Moving {
     /// Main revision up to which versions are visited. Values of later revisions are in later segments.
     pub(super) through: Revision,
-    pub(super) segments: Vec<u32>,
+    pub(super) segments: BTreeSet<u32>,
     /// Size of a batch of values in bytes.
     pub(super) portion_bytes: usize,
     pub(super) haste: Haste,
     pub(super) values: LogValues,
     /// Id of the last version that was visited.
     pub(super) behind: ChangeId,
+    /// Compresses the values; `None` if they are moved as they are.
+    pub(super) compressor: Option<ValueCompressor>,
     /// Receives the core's signal that the values of the current batch are on disk at their new locations.
     pub(super) moved: Option<Receiver<()>>,
 }
 
 impl Moving {
+    /// Begins to move the values out of these segments.
+    pub(super) fn new(member: &Surface, segments: Vec<u32>, portion_bytes: usize, haste: Haste) -> Moving {
+        Moving {
+            through: (member.newest)().snapshot().current_revision(),
+            segments: segments.into_iter().collect(),
+            portion_bytes,
+            haste,
+            values: LogValues::new(member.values.clone()),
+            behind: ChangeId::default(),
+            compressor: ValueCompressor::of(member),
+            moved: None,
+        }
+    }
+
     /// Blocks until the core has moved the current batch or has stopped.
     pub(super) fn wait(&mut self) {
         if let Some(moved) = &self.moved
@@ -71,7 +89,7 @@ impl Moving {
                 self.behind = looked.id;
                 let Some(version) = looked.version else { continue };
                 let from = version.location();
-                if version.value_len() == 0 || !self.segments.contains(&from.segment) {
+                if version.value_len() == 0 || !self.segments.contains(&from.segment()) {
                     continue;
                 }
                 let mut data = BytesMut::new();
@@ -81,7 +99,12 @@ impl Moving {
                     continue;
                 }
                 bytes += data.len() + MOVED_BYTES;
-                portion.push(Relocation { id: version.id(), from, data: data.freeze() });
+                let value = data.freeze();
+                let (data, compressed) = match &mut self.compressor {
+                    Some(compressor) => compressor.stored(member, version.key(), value),
+                    None => (value, None),
+                };
+                portion.push(Relocation { id: version.id(), from, data, compressed });
             }
         }
         if portion.is_empty() {

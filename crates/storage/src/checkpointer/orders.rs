@@ -7,8 +7,9 @@ use std::sync::mpsc::SyncSender;
 use std::time::Duration;
 
 use bytes::Bytes;
+use log::Compressed;
 use machine::image::Head;
-use machine::{AsOf, Overtaken};
+use machine::{AsOf, Overtaken, SegmentUse};
 use mvcc::Location;
 use numbers::{ChangeId, Index};
 
@@ -85,8 +86,10 @@ pub struct Relocation {
     pub id: ChangeId,
     /// Current location of the value.
     pub from: Location,
-    /// Bytes of the value.
+    /// Bytes to be stored: the value, or its frame if it was compressed.
     pub data: Bytes,
+    /// Says how to decompress `data`; `None` if it is the value as it is.
+    pub compressed: Option<Compressed>,
 }
 
 /// How urgent it is to move values.
@@ -125,6 +128,13 @@ pub enum Order {
         /// How urgent this is.
         haste: Haste,
     },
+    /// Find out which of these segments are worth compressing, and do with them what [`Order::Relocate`] says.
+    Compress {
+        /// Numbers of the segments, each with its live values.
+        segments: Vec<(u32, SegmentUse)>,
+        /// As in [`Order::Relocate`].
+        portion_bytes: usize,
+    },
     /// Record the cause of this member's NOSPACE alarm in a file beside the log.
     Note(Cause),
     /// Reserve space for the next checkpoint, because the disk may become full.
@@ -149,7 +159,10 @@ pub enum Event {
     /// Request to move these values out of their segments. The core sends a signal on the channel when all
     /// are on disk at their new locations.
     Relocate(Vec<Relocation>, SyncSender<()>),
-    /// A relocation order is complete: all live values of its segments were moved, except those that could
-    /// not be read.
-    Relocated,
+    /// An order to move or compress values has ended.
+    Relocated {
+        /// True if all live values of the segments were moved, except those that could not be read or that
+        /// the core refused, or were judged not to be worth it; false if another order came first.
+        is_whole: bool,
+    },
 }

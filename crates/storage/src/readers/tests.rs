@@ -17,7 +17,7 @@ fn readers() -> (Arc<Readers>, log::Log) {
 }
 
 fn value(segment: u32, len: u32) -> Value {
-    Value { location: mvcc::Location { segment, offset: 1 << 20 }, len, crc: 0 }
+    Value { location: mvcc::Location::new(segment, 1 << 20), len, crc: 0 }
 }
 
 fn poll(reading: &mut Reading) -> Poll<Vec<ReadValue>> {

@@ -23,6 +23,7 @@ pub use series::{Buckets, Counter, Distribution, Gauge, Histogram, Total};
 pub use table::{
     AuditMetrics, DiskMetrics, HealthMetrics, LeaseMetrics, LongReadMetrics, MvccMetrics, NetworkMetrics,
     ScrapeMetrics, ServerMetrics, ShadowMetrics, StateHashMetrics, TlsMetrics, TracingMetrics,
+    ValueCompressionMetrics,
 };
 pub use text::{CONTENT_TYPE, MetricType};
 
@@ -63,6 +64,8 @@ pub struct Metrics {
     pub lease: LeaseMetrics,
     /// Metrics of the write-ahead log and the checkpoints.
     pub disk: DiskMetrics,
+    /// Metrics of the compression of values.
+    pub value_compression: ValueCompressionMetrics,
     /// Metrics of the traffic with clients and other members.
     pub network: NetworkMetrics,
     /// Metrics of the leader's check that the replicated states of all members are equal.
@@ -114,6 +117,7 @@ impl Metrics {
             audit: AuditMetrics::register(&mut registry),
             lease: LeaseMetrics::register(&mut registry),
             disk: DiskMetrics::register(&mut registry),
+            value_compression: ValueCompressionMetrics::register(&mut registry),
             network: NetworkMetrics::register(&mut registry),
             state_hash: StateHashMetrics::register(&mut registry),
             tls: TlsMetrics::register(&mut registry),

@@ -171,6 +171,18 @@ group! {
 }
 
 group! {
+    /// Metrics of the compression of values.
+    ValueCompressionMetrics {
+        compressed: Counter = "mainstay_value_compression_compressed_total", "Values that were compressed when they were moved out of old segments of the log.";
+        compressed_raw_bytes: Counter = "mainstay_value_compression_compressed_raw_bytes_total", "Bytes of the values that were compressed, before compression.";
+        compressed_bytes: Counter = "mainstay_value_compression_compressed_bytes_total", "Bytes of the values that were compressed, after compression.";
+        raw: Counter = "mainstay_value_compression_skipped_total", "Values that were moved as they are although values are compressed, because compression saves less than a quarter of them.";
+        raw_bytes: Counter = "mainstay_value_compression_skipped_bytes_total", "Bytes of the values that were moved as they are although values are compressed.";
+        dictionaries: Gauge = "mainstay_value_compression_dictionaries", "Dictionaries of compressed values.";
+    }
+}
+
+group! {
     /// Metrics of the traffic with clients and other members.
     NetworkMetrics {
         peer_round_trip_time: Labelled<Distribution> = "etcd_network_peer_round_trip_time_seconds" ["To"] exp(0.0001, 2.0, 16), "Round-trip times to a member.";

@@ -414,6 +414,51 @@ const ROWS: &[(&str, &[Written])] = &[
                 ],
             ),
             chart(
+                "Compressed values",
+                "Bps",
+                "With --value-compression=zstd: values compressed in the background, before and after.",
+                &[
+                    (
+                        "rate(mainstay_value_compression_compressed_raw_bytes_total{#}[$__rate_interval])",
+                        "{{instance}} before",
+                    ),
+                    (
+                        "rate(mainstay_value_compression_compressed_bytes_total{#}[$__rate_interval])",
+                        "{{instance}} after",
+                    ),
+                ],
+            ),
+            chart(
+                "Values moved while values are compressed",
+                "cps",
+                "Those that were compressed, and those that were left as they are because it saves too little.",
+                &[
+                    (
+                        "rate(mainstay_value_compression_compressed_total{#}[$__rate_interval])",
+                        "{{instance}} compressed",
+                    ),
+                    (
+                        "rate(mainstay_value_compression_skipped_total{#}[$__rate_interval])",
+                        "{{instance}} left",
+                    ),
+                ],
+            ),
+            chart(
+                "Values left as they are",
+                "Bps",
+                "Bytes of moved values that compression would not make a quarter smaller.",
+                &[(
+                    "rate(mainstay_value_compression_skipped_bytes_total{#}[$__rate_interval])",
+                    "{{instance}}",
+                )],
+            ),
+            chart(
+                "Dictionaries of compressed values",
+                "short",
+                "At most 64; damaged ones count.",
+                &[("mainstay_value_compression_dictionaries{#}", "{{instance}}")],
+            ),
+            chart(
                 "Waits for a segment",
                 "cps",
                 "Writes that waited because no log segment was prepared.",

@@ -506,6 +506,34 @@ mod tests {
     }
 
     #[test]
+    fn members_that_compress_values_store_them_in_a_third_of_their_size() {
+        let all = objects(Contents::Realistic);
+        let mut out = Vec::new();
+        let mut pods = |from: u64| -> Vec<Vec<u8>> {
+            let pod = |number| {
+                all.pod(number, number % 97, 5, &mut out);
+                out.clone()
+            };
+            (from..from + 300).map(pod).collect()
+        };
+        let samples = pods(0);
+        let samples: Vec<&[u8]> = samples.iter().map(Vec::as_slice).collect();
+        let trained = compression::Compressor::train(&samples).expect("pods have much in common");
+        let dictionary = compression::Dictionary::candidate(&trained).expect("zstd made it");
+        let mut compressor = compression::Compressor::new().expect("there is memory");
+        let others = pods(10_000);
+        let raw: usize = others.iter().map(Vec::len).sum();
+        let mut parts = [None, Some(&dictionary)].map(|dictionary| {
+            let mut frame =
+                |pod: &Vec<u8>| compressor.compress(dictionary, pod).map_or(0, |(frame, _)| frame.len());
+            others.iter().map(&mut frame).sum::<usize>() as f64 / raw as f64
+        });
+        println!("of their size: {:.3} without a dictionary, {:.3} with one", parts[0], parts[1]);
+        parts.sort_by(f64::total_cmp);
+        assert!(parts[0] > 0.0 && parts[0] <= 0.35, "{parts:?}");
+    }
+
+    #[test]
     fn objects_have_the_sizes_of_a_cluster_and_carry_their_time() {
         for contents in [Contents::Realistic, Contents::Incompressible] {
             let all = objects(contents);

@@ -115,8 +115,9 @@ impl Core {
             // A whole checkpoint is requested, because runs of earlier checkpoints refer to the old locations
             // of the moved values. Only a whole checkpoint replaces all runs, and so lets the old segments be
             // deleted.
-            StorageRequest::Relocated => {
+            StorageRequest::Relocated { is_whole } => {
                 self.space.moves.done();
+                self.space.compression.ended(is_whole, now);
                 if self.has_emptied() {
                     self.space.checkpoints.want_whole();
                 }
@@ -178,6 +179,7 @@ impl Core {
         self.measure_readers(now);
         self.look_at_disk(now);
         self.tidy(now);
+        self.look_at_compression(now);
         self.look_at_install(now);
         self.outgoing.look(now);
         self.propose_attributes(now);

@@ -72,7 +72,7 @@ impl Core {
             if let Some(from) = self.space.moves.arrived(change)
                 && self.machine.relocate(change, from, to)
             {
-                self.space.checkpoints.moved_out_of(from.segment);
+                self.space.checkpoints.moved_out_of(from.segment());
             }
         }
         self.space.moves.tell();
@@ -513,6 +513,7 @@ impl Core {
         empty_segments.retain(|segment| self.space.checkpoints.frees(*segment, whole));
         let terms = self.history.terms();
         let mut head = Box::new(self.machine.head());
+        head.compressed_values |= self.options.compresses_values;
         if planted::is(Bug::AppliedIndexEarly) {
             head.applied_index += 1;
         }
@@ -600,12 +601,8 @@ impl Core {
         is_ordered
     }
 
-    /// Orders the checkpointer to empty segments that hold only a little garbage, if there is much of it in
-    /// all and the budget for such work suffices.
-    pub(super) fn tidy(&mut self, now: Instant) {
-        let whole_bytes = self.survey().whole_checkpoint_bytes();
-        let budget = self.space.tidying.budget(self.log.segment_bytes(), whole_bytes, now);
-        let Some(budget_bytes) = budget else { return };
+    /// Returns true if the checkpointer may be ordered to move values for which nobody waits.
+    fn may_move_at_leisure(&mut self) -> bool {
         // Where space is short, all of it is left to what frees more and to the checkpoints of that. Other
         // work of the checkpointer goes first, too.
         if self.space.room.is_tight(&self.log)
@@ -617,22 +614,29 @@ impl Core {
             || self.install.is_receiving()
             || self.install.is_unsaved()
             || self.lifecycle.is_stopping()
+            || self.lifecycle.is_parked()
             || self.leadership.is_unsettled()
             || !self.machine.is_whole()
         {
-            return;
+            return false;
         }
         // The last value of a segment may have been removed after the others were moved. Only a whole
         // checkpoint frees such a segment, and nothing else may ask for one.
         if self.has_emptied() {
             self.space.checkpoints.want_whole();
-            return self.space.tidying.found_nothing();
+            return false;
         }
         // Versions that wait to be removed, because somebody reads them, cannot be moved, so that their
         // segments would stay although everything else was copied.
-        if !self.machine.store.is_removal_done() {
-            return self.space.tidying.found_nothing();
-        }
+        self.machine.store.is_removal_done()
+    }
+
+    /// Orders the checkpointer to empty segments that hold only a little garbage, if there is much of it in
+    /// all and the budget for such work suffices.
+    pub(super) fn tidy(&mut self, now: Instant) {
+        let whole_bytes = self.survey().whole_checkpoint_bytes();
+        let budget = self.space.tidying.budget(self.log.segment_bytes(), whole_bytes, now);
+        let Some(budget_bytes) = budget.filter(|_| self.may_move_at_leisure()) else { return };
         let is_left_alone = |segment, live| self.space.tidying.is_left_alone(segment, live);
         let saved_through = self.space.checkpoints.applied_index();
         let segments = self.survey().worth_tidying(saved_through, budget_bytes, is_left_alone);
@@ -641,6 +645,31 @@ impl Core {
         } else if self.order_relocation(segments.iter().map(|(seq, _)| *seq).collect(), Haste::InPauses) {
             let exist: BTreeSet<u32> = self.log.segments().iter().map(|segment| segment.seq).collect();
             self.space.tidying.ordered(&segments, |segment| exist.contains(&segment));
+        }
+    }
+
+    /// Orders the checkpointer to compress the values in old segments, if this is wanted and worthwhile.
+    pub(super) fn look_at_compression(&mut self, now: Instant) {
+        let is_due = self.options.compresses_values && self.space.compression.is_due(now);
+        if !is_due || !self.may_move_at_leisure() {
+            return;
+        }
+        let exists: BTreeSet<u32> = self.log.segments().iter().map(|segment| segment.seq).collect();
+        let judged = self.space.compression.judged(|segment| exists.contains(&segment)).clone();
+        let saved_through = self.space.checkpoints.applied_index();
+        let segments = self.survey().worth_compressing(saved_through, &judged);
+        if segments.is_empty() {
+            return;
+        }
+        let ordered: Vec<u32> = segments.iter().map(|(segment, _)| *segment).collect();
+        let portion_bytes = self.space.room.portion_bytes(&self.log);
+        if self.workers.order(Order::Compress { segments, portion_bytes }) {
+            self.logger.debug(
+                "compressing the values in old segments that are worth it",
+                &[("segments", Value::Uint(ordered.len() as u64))],
+            );
+            self.space.compression.ordered(ordered.into_iter());
+            self.space.moves.ordered();
         }
     }
 
@@ -662,6 +691,7 @@ impl Core {
         let bytes = Room::bytes_of(values.iter().map(|value| value.data.len()));
         let fits = self.space.room.has(&self.log, bytes, Purpose::Moves) && !self.space.room.is_full();
         if !fits || self.lifecycle.is_stopping() || receiving || values.is_empty() {
+            self.space.compression.refused();
             let _ = done.try_send(());
             return;
         }
@@ -670,11 +700,12 @@ impl Core {
         for value in values {
             let id = log::ValueId { main: value.id.main.0, sub: i64::from(value.id.sub) };
             moving.push((value.id, value.from));
-            batch.push(log::Value { id, data: value.data });
+            batch.push(log::Value { id, data: value.data, compressed: value.compressed });
         }
         // If the log does not accept the values now, they stay at their locations, and are moved after the
         // next checkpoint.
         if self.space.room.hand_values(&mut self.log, batch, now).is_none() {
+            self.space.compression.refused();
             let _ = done.try_send(());
             return;
         }

@@ -203,7 +203,9 @@ impl Core {
         let moment = self.shared.state.load().view.moment();
         let state = self.shared.read_long_at(Reader::Checkpoint, moment);
         let terms = self.history.known_terms();
-        let order = Order::Checkpoint { head: Box::new(self.machine.head()), state, whole: true, terms };
+        let mut head = Box::new(self.machine.head());
+        head.compressed_values |= self.options.compresses_values;
+        let order = Order::Checkpoint { head, state, whole: true, terms };
         if self.workers.order(order) {
             self.install.saving();
             self.space.checkpoints.begun(self.log.figures().written_bytes(), now);

@@ -54,14 +54,14 @@ impl Values for Repeated {
             return Err(ReadError::Failed("the disk is on fire".to_owned()));
         }
         self.reads.set(self.reads.get() + 1);
-        out.resize(out.len() + value.len as usize, value.location.segment as u8);
+        out.resize(out.len() + value.len as usize, value.location.segment() as u8);
         Ok(())
     }
 }
 
 impl Source for Repeated {
     fn read_at_hand(&self, value: Value, out: &mut BytesMut) -> Result<bool, ReadError> {
-        let is_new = |from: Revision| i64::from(value.location.offset) >= from.0;
+        let is_new = |from: Revision| i64::from(value.location.offset()) >= from.0;
         let is_at_hand = !self.absent.get() || self.at_hand_from.get().is_some_and(is_new);
         if is_at_hand { self.read_into(value, out).map(|()| true) } else { Ok(false) }
     }
@@ -145,7 +145,7 @@ impl World {
             let kv = match value {
                 Some(len) => {
                     let fill = (revision.0 % 251) as u32;
-                    let location = Location { segment: fill, offset: revision.0 as u32 };
+                    let location = Location::new(fill, revision.0 as u32);
                     writer.put(key.as_bytes(), Value { location, len: *len as u32, crc: 0 }, LeaseId::NONE);
                     let kv = KeyValue {
                         key: key.as_bytes().to_vec().into(),

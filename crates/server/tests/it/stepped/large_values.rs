@@ -619,7 +619,7 @@ fn a_large_value_that_is_moved_while_it_is_taken_is_read_where_it_is() {
     }
     let before = location(&world);
     world.until("it is moved", |world| location(world) != before);
-    let old = format!("{:016x}.seg", before.segment);
+    let old = format!("{:016x}.seg", before.segment());
     let is_there = |world: &World, name: &str| {
         let files = world.places[0].disk.files();
         files.iter().any(|(path, _)| path.file_name().and_then(|name| name.to_str()) == Some(name))
