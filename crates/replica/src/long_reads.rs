@@ -62,7 +62,7 @@ impl Reader {
     /// Returns the time after its beginning for which a reader of this kind may delay the removal if it keeps
     /// few bytes and each of its slices begins within its patience after the slice before; `None` if that
     /// makes no difference for the kind.
-    fn longest(self) -> Option<Duration> {
+    pub fn longest(self) -> Option<Duration> {
         let hours = match self {
             Reader::Range => 1,
             Reader::Snapshot => 6,
