@@ -3,7 +3,7 @@
 use std::cell::RefCell;
 use std::sync::atomic::Ordering;
 
-use bytes::BytesMut;
+use bytes::{Bytes, BytesMut};
 use planted::Bug;
 
 use crate::format::{
@@ -12,7 +12,7 @@ use crate::format::{
 };
 use crate::segment::Segment;
 use crate::values::{MISMATCH, damaged};
-use crate::{ReadError, Values, Wanted};
+use crate::{Compressed, ReadError, Values, Wanted};
 
 thread_local! {
     /// Buffer for the record of the value that this thread reads: at most some 100 KiB.
@@ -71,7 +71,7 @@ impl Values {
             match self.decompress(&segment, wanted, &record[..read], into)? {
                 Decompressed::Whole => Ok(true),
                 Decompressed::Cut if !waits => Ok(false),
-                Decompressed::Cut => Err(damaged(&segment, offset, "the file ends within a value")),
+                Decompressed::Cut => Err(damaged(&segment, offset, CUT)),
             }
         });
         // If the segment was released during the read, its file may already be reused for other data. In that
@@ -97,6 +97,27 @@ impl Values {
         }
     }
 
+    /// Reads a compressed value as it is stored: the frame, and what is needed to decompress it. The frame is
+    /// verified by the checksum of its record. Waits for a disk.
+    ///
+    /// # Errors
+    ///
+    /// As for [`Values::read`].
+    pub fn read_frame(&self, wanted: &Wanted) -> Result<(Bytes, Compressed), ReadError> {
+        let segment = self.shared.segment(wanted.location.segment()).ok_or(ReadError::Moved)?;
+        let (offset, bytes) = extent(&segment, wanted)?;
+        let mut record = vec![0; bytes as usize];
+        let outcome = match segment.file.read_at(&mut record, offset) {
+            Ok(read) => find_frame(&segment, wanted, &record[..read]),
+            Err(error) => Err(ReadError::Io { path: segment.path.clone(), error }),
+        };
+        if outcome.is_err() && self.shared.segment(wanted.location.segment()).is_none() {
+            return Err(ReadError::Moved);
+        }
+        let Some((frame, dictionary)) = outcome? else { return Err(damaged(&segment, offset, CUT)) };
+        Ok((Bytes::copy_from_slice(frame), Compressed { len: wanted.len, dictionary }))
+    }
+
     /// Appends the value in a record to `into`. `bytes` are those of the segment from the record on. After an
     /// error `into` is unchanged.
     fn decompress(
@@ -106,31 +127,13 @@ impl Values {
         bytes: &[u8],
         into: &mut BytesMut,
     ) -> Result<Decompressed, ReadError> {
-        let offset = u64::from(wanted.location.offset());
-        let capacity = segment.capacity.load(Ordering::Relaxed);
-        let (header, payload) = match find(bytes, offset, capacity, segment.identity) {
-            Found::Record(header, payload) => (header, payload),
-            // A longer record than the location allows is another one.
-            Found::Short(needed) if needed as u64 <= record_bytes_max(wanted) => {
-                return Ok(Decompressed::Cut);
-            }
-            Found::Invalid(why) => return Err(damaged(segment, offset, why)),
-            Found::Short(_) | Found::End => return Err(damaged(segment, offset, OTHER)),
+        let Some((frame, dictionary)) = find_frame(segment, wanted, bytes)? else {
+            return Ok(Decompressed::Cut);
         };
-        let payload = &bytes[RECORD_HEADER_BYTES..RECORD_HEADER_BYTES + payload];
-        if header.kind != Kind::Value
-            || header.entry_type != VALUE_COMPRESSED
-            || payload.len() < COMPRESSED_HEAD_BYTES
-        {
-            return Err(damaged(segment, offset, OTHER));
-        }
-        if u32_at(payload, VALUE_HEAD_BYTES) != wanted.len || wanted.len > COMPRESSED_LEN_MAX {
-            return Err(damaged(segment, offset, "the value has another length"));
-        }
-        let dictionary = u32_at(payload, VALUE_HEAD_BYTES + 4);
+        let offset = u64::from(wanted.location.offset());
         let before = into.len();
         into.resize(before + wanted.len as usize, 0);
-        let (frame, out) = (&payload[COMPRESSED_HEAD_BYTES..], &mut into[before..]);
+        let out = &mut into[before..];
         let outcome = match self.shared.dictionaries.decompress(dictionary, frame, out) {
             Ok(()) if crc32c::crc32c(out) == wanted.crc || planted::is(Bug::DecompressedUnverified) => {
                 return Ok(Decompressed::Whole);
@@ -143,4 +146,35 @@ impl Values {
     }
 }
 
+/// Finds the frame of a compressed value, and the number of its dictionary, in bytes that were read from its
+/// location on. Returns `None` if the bytes end before the record does.
+fn find_frame<'b>(
+    segment: &Segment,
+    wanted: &Wanted,
+    bytes: &'b [u8],
+) -> Result<Option<(&'b [u8], u32)>, ReadError> {
+    let offset = u64::from(wanted.location.offset());
+    let capacity = segment.capacity.load(Ordering::Relaxed);
+    let (header, payload) = match find(bytes, offset, capacity, segment.identity) {
+        Found::Record(header, payload) => (header, payload),
+        // A longer record than the location allows is another one.
+        Found::Short(needed) if needed as u64 <= record_bytes_max(wanted) => return Ok(None),
+        Found::Invalid(why) => return Err(damaged(segment, offset, why)),
+        Found::Short(_) | Found::End => return Err(damaged(segment, offset, OTHER)),
+    };
+    let payload = &bytes[RECORD_HEADER_BYTES..RECORD_HEADER_BYTES + payload];
+    if header.kind != Kind::Value
+        || header.entry_type != VALUE_COMPRESSED
+        || payload.len() < COMPRESSED_HEAD_BYTES
+    {
+        return Err(damaged(segment, offset, OTHER));
+    }
+    if u32_at(payload, VALUE_HEAD_BYTES) != wanted.len || wanted.len > COMPRESSED_LEN_MAX {
+        return Err(damaged(segment, offset, "the value has another length"));
+    }
+    let dictionary = u32_at(payload, VALUE_HEAD_BYTES + 4);
+    Ok(Some((&payload[COMPRESSED_HEAD_BYTES..], dictionary)))
+}
+
+const CUT: &str = "the file ends within a value";
 const OTHER: &str = "another record is where the value was";

@@ -58,6 +58,11 @@ impl Values {
         self.shared.winding_down.store(true, Ordering::Release);
     }
 
+    /// Returns true after [`Values::wind_down`].
+    pub fn winds_down(&self) -> bool {
+        self.shared.winding_down.load(Ordering::Acquire)
+    }
+
     /// Holds this many bytes of the file system free for other parts of the server; 0 holds none. While the
     /// log could take held space, it creates no files: it makes a segment only from a spare file. This is
     /// needed because a checkpoint needs space on a nearly full disk, and only a checkpoint allows the log to

@@ -158,9 +158,10 @@ pub struct EntryId {
 #[derive(Clone, Copy, Default, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct Location(u64);
 
-/// Sizes of a compressed value's record, in sixteenths of the value's length, by size class. The steps are at
-/// most a factor of 2, so that the bytes that a segment's live values take are known well enough.
-const SIZE_CLASSES: [u64; 8] = [1, 2, 3, 4, 6, 8, 10, 12];
+/// Sizes of the payload of a compressed value's record, in sixty-fourths of the value's length, by size class.
+/// The steps are factors of at most 3 below a tenth of the length, of 2 below a sixth, and of 1.5 above, so that
+/// the bytes that a segment's live values take are known well enough.
+const SIZE_CLASSES: [u64; 8] = [1, 3, 6, 10, 16, 24, 36, 48];
 
 /// Bit of a location that marks a compressed value.
 const COMPRESSED: u64 = 1 << 63;
@@ -235,9 +236,9 @@ impl Location {
     }
 }
 
-/// Returns this many sixteenths of a length, rounded down.
-fn part(sixteenths: u64, len: u32) -> u64 {
-    u64::from(len) * sixteenths / 16
+/// Returns this many sixty-fourths of a length, rounded down.
+fn part(parts: u64, len: u32) -> u64 {
+    u64::from(len) * parts / 64
 }
 
 impl fmt::Debug for Location {

@@ -296,10 +296,13 @@ impl Checkpointer {
         let pause = worked * PAUSE_FACTOR;
         let (shortest, longest) = (*IDLE_WORK_PAUSES.start(), *IDLE_WORK_PAUSES.end());
         match &self.job {
-            _ if self.gives_way() => return pause.clamp(shortest, longest),
-            Some(Job::Relocation(moving)) if moving.compressor.is_some() => return pause.min(longest),
-            Some(Job::Relocation(_)) => return Duration::ZERO,
-            _ => {}
+            // A step of judging may train a dictionary, which takes up to a second.
+            Some(Job::Sampling(_)) => return pause.max(shortest),
+            Some(Job::Relocation(moving)) => match moving.haste {
+                Haste::AtOnce => return Duration::ZERO,
+                Haste::InPauses => return pause.clamp(shortest, longest),
+            },
+            Some(Job::Checkpoint(_)) | None => {}
         }
         let log_bytes = self.member.values.figures().written_bytes();
         pause_of_checkpoint(worked, log_bytes.saturating_sub(self.log_bytes_at), self.member.segment_bytes)
@@ -382,6 +385,10 @@ impl Checkpointer {
             Some(Job::Sampling(mut sampling)) => {
                 self.job = Some(match sampling.step(&self.member, &mut self.hopeless) {
                     Sampled::More => Job::Sampling(sampling),
+                    Sampled::Chosen(segments) if segments.is_empty() => {
+                        (self.member.tell)(Event::Relocated { is_whole: true });
+                        return Step::Ended;
+                    }
                     Sampled::Chosen(segments) => {
                         let moving =
                             Moving::new(&self.member, segments, sampling.portion_bytes, Haste::InPauses);

@@ -16,8 +16,9 @@ use std::task::{Context, Poll};
 use accounting::{Account, Charge, Held};
 use api::{Code, Status};
 use bytes::{BufMut, Bytes, BytesMut};
+use log::Compressed;
 use machine::{ReadError, Values};
-use mvcc::Value;
+use mvcc::{Value, Version};
 use numbers::Location;
 
 use crate::buffers::{BUFFER_BYTES_MAX, Buffer};
@@ -102,6 +103,15 @@ impl LogValues {
     /// on, contain it; otherwise returns false. Used by [`crate::read_ahead`].
     pub(crate) fn take_from(&self, value: Value, bytes: &[u8], out: &mut BytesMut) -> bool {
         self.log.take_from(&wanted(value), bytes, out)
+    }
+
+    /// Reads a compressed value as it is stored. Waits for a disk.
+    ///
+    /// # Errors
+    ///
+    /// As for [`log::Values::read_frame`].
+    pub(crate) fn read_frame(&self, version: Version<'_>) -> Result<(Bytes, Compressed), log::ReadError> {
+        self.log.read_frame(&wanted(version.value()))
     }
 
     fn read_log(&self, value: Value, out: &mut BytesMut, waits: bool) -> Result<bool, ReadError> {

@@ -274,7 +274,7 @@ impl EntryReader {
                 let len = input.u32()?;
                 let crc = input.raw(4)?.try_into().map_err(|_| Malformed("bytes beyond the end"))?;
                 payload = Payload::Place(Value { location, len, crc: u32::from_le_bytes(crc) });
-                if len == 0 {
+                if len == 0 || location.stored_bytes(len) == 0 {
                     return Err(Malformed("an empty value with a place"));
                 }
             }

@@ -105,8 +105,10 @@ pub(super) struct Moves {
     /// Old locations of the values that are being moved, by the change that wrote them.
     moving: HashMap<ChangeId, Location>,
     mover: Option<SyncSender<()>>,
-    /// True from an order to the checkpointer to move values until it has reported that it is done.
-    is_ordered: bool,
+    /// Number of orders to the checkpointer to move values that it has not reported to be done.
+    ordered: usize,
+    /// True if there was such an order since the member started.
+    were_ordered: bool,
 }
 
 impl Moves {
@@ -117,17 +119,23 @@ impl Moves {
 
     /// Records that the checkpointer was ordered to move values.
     pub fn ordered(&mut self) {
-        self.is_ordered = true;
+        self.ordered += 1;
+        self.were_ordered = true;
     }
 
     /// Records that the checkpointer has done so.
     pub fn done(&mut self) {
-        self.is_ordered = false;
+        self.ordered = self.ordered.saturating_sub(1);
     }
 
     /// Returns true if the checkpointer was ordered to move values and is not done.
     pub fn are_ordered(&self) -> bool {
-        self.is_ordered
+        self.ordered > 0
+    }
+
+    /// Returns true if the checkpointer was ordered to move values since the member started.
+    pub fn were_ordered(&self) -> bool {
+        self.were_ordered
     }
 
     /// Adds values that are being moved. `mover` is signaled when all of them have arrived.
@@ -155,7 +163,7 @@ impl Moves {
     /// checkpointer may be waiting for values that will not arrive any more. If the queue is full, the
     /// checkpointer stops when the core drops its end of the queue.
     pub fn end(&mut self, orders: &SyncSender<Order>) {
-        *self = Moves::default();
+        *self = Moves { were_ordered: self.were_ordered, ..Moves::default() };
         let _ = orders.try_send(Order::Stop);
     }
 }

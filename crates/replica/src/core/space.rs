@@ -150,13 +150,14 @@ impl Survey<'_> {
         });
         let whole_bytes = self.whole_checkpoint_bytes();
         let enough_bytes = if whole_bytes >= WHOLE_BYTES_LARGE { 2 * whole_bytes } else { 0 };
-        let (mut chosen, mut freed, mut moved) = (Vec::new(), 0, 0);
+        let (mut chosen, mut freed, mut moved) = (Vec::new(), 0, 0_u64);
         for (seq, usage) in candidates {
             if chosen.len() >= COMPRESS_SEGMENTS && freed >= enough_bytes {
                 break;
             }
-            moved += usize::try_from(moved_bytes(usage)).unwrap_or(usize::MAX);
-            if !self.room.has(self.log, moved + moved / 8, Purpose::Moves) {
+            // Until the old segments are deleted, the values take additional space: in the worst case all of it.
+            moved += moved_bytes(usage);
+            if !self.room.leaves_plenty(self.log, moved + whole_bytes) {
                 break;
             }
             // Compression frees about two thirds of most values; half is assumed.

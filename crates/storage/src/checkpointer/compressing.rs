@@ -246,17 +246,28 @@ impl Sampling {
         groups.sort_by_key(|(_, samples)| {
             samples.iter().map(|at| self.samples[*at].value.len()).sum::<usize>()
         });
-        groups.split_off(groups.len().saturating_sub(DICTIONARIES_MAX))
+        let missing = DICTIONARIES_MAX.saturating_sub(dictionaries.count());
+        groups.split_off(groups.len().saturating_sub(missing))
     }
 
-    /// Trains a dictionary, and stores it if it helps.
+    /// Trains a dictionary, and stores it if it helps. Otherwise the prefix becomes hopeless.
     fn train(&self, member: &Surface, prefix: &[u8], samples: &[usize], hopeless: &mut Hopeless) {
+        if self.train_and_store(member, prefix, samples).is_none() {
+            if hopeless.len() >= HOPELESS_MAX {
+                hopeless.clear();
+            }
+            hopeless.insert(prefix.to_vec());
+        }
+        member.metrics.value_compression.dictionaries.set_u64(member.values.dictionaries().count() as u64);
+    }
+
+    /// Returns `None` if no dictionary was stored.
+    fn train_and_store(&self, member: &Surface, prefix: &[u8], samples: &[usize]) -> Option<()> {
         let values = samples.iter().map(|at| &self.samples[*at].value).enumerate();
         let (tests, training): (Vec<_>, Vec<_>) = values.partition(|(nth, _)| nth % TEST_PART == 0);
         let training: Vec<&[u8]> = training.iter().map(|(_, value)| value.as_ref()).collect();
-        let Some(trained) = Compressor::train(&training) else { return };
-        let Some(mut compressor) = Compressor::new() else { return };
-        let Some(trained) = Dictionary::candidate(&trained) else { return };
+        let trained = Dictionary::candidate(&Compressor::train(&training)?)?;
+        let mut compressor = Compressor::new()?;
         let mut bytes_with = |dictionary: Option<&Dictionary>| -> usize {
             let mut frame =
                 |value: &Bytes| compressor.compress(dictionary, value).map_or(0, |(frame, _)| frame.len());
@@ -264,15 +275,14 @@ impl Sampling {
         };
         let (without, with) = (bytes_with(None), bytes_with(Some(&trained)));
         if with * 100 > without * (100 - DICTIONARY_SAVED_PERCENT_MIN) {
-            if hopeless.len() >= HOPELESS_MAX {
-                hopeless.clear();
-            }
-            hopeless.insert(prefix.to_vec());
-            return;
+            return None;
         }
-        // An error is ignored: the values are then compressed without a dictionary, or with the next one.
-        let _ = member.values.dictionaries().store(prefix, trained.bytes());
-        member.metrics.value_compression.dictionaries.set_u64(member.values.dictionaries().count() as u64);
+        // A stopping member makes no new files. After an error the values are compressed without a dictionary;
+        // if the disk fails, the log says so.
+        if member.values.winds_down() {
+            return None;
+        }
+        member.values.dictionaries().store(prefix, trained.bytes()).ok().flatten().map(|_| ())
     }
 
     /// Compresses samples from a position on, and returns the position of the next one.

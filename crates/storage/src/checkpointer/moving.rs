@@ -92,6 +92,16 @@ impl Moving {
                 if version.value_len() == 0 || !self.segments.contains(&from.segment()) {
                     continue;
                 }
+                if from.is_compressed() {
+                    // Moved as it is, also if values are no longer compressed: as a raw value it could take ten
+                    // times as much space as becomes free.
+                    if let Ok((data, compressed)) = self.values.read_frame(version) {
+                        bytes += data.len() + MOVED_BYTES;
+                        let compressed = Some(compressed);
+                        portion.push(Relocation { id: version.id(), from, data, compressed });
+                    }
+                    continue;
+                }
                 let mut data = BytesMut::new();
                 if read_version(version, &self.values, &mut data).is_err() {
                     // The value is skipped: it cannot be read, so clients cannot read it either. Its segment

@@ -513,7 +513,7 @@ impl Core {
         empty_segments.retain(|segment| self.space.checkpoints.frees(*segment, whole));
         let terms = self.history.terms();
         let mut head = Box::new(self.machine.head());
-        head.compressed_values |= self.options.compresses_values;
+        head.compressed_values |= self.options.compresses_values && self.space.moves.were_ordered();
         if planted::is(Bug::AppliedIndexEarly) {
             head.applied_index += 1;
         }
@@ -691,8 +691,9 @@ impl Core {
         let bytes = Room::bytes_of(values.iter().map(|value| value.data.len()));
         let fits = self.space.room.has(&self.log, bytes, Purpose::Moves) && !self.space.room.is_full();
         if !fits || self.lifecycle.is_stopping() || receiving || values.is_empty() {
+            // Without a signal the mover ends: the values behind these would be refused, too. They stay where
+            // they are, and are moved after the next checkpoint.
             self.space.compression.refused();
-            let _ = done.try_send(());
             return;
         }
         let mut batch = Vec::with_capacity(values.len());
@@ -702,11 +703,10 @@ impl Core {
             moving.push((value.id, value.from));
             batch.push(log::Value { id, data: value.data, compressed: value.compressed });
         }
-        // If the log does not accept the values now, they stay at their locations, and are moved after the
-        // next checkpoint.
         if self.space.room.hand_values(&mut self.log, batch, now).is_none() {
+            // Without a signal the mover ends: the values behind these would be refused, too. They stay where
+            // they are, and are moved after the next checkpoint.
             self.space.compression.refused();
-            let _ = done.try_send(());
             return;
         }
         self.space.moves.begin(moving, done);
