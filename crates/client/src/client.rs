@@ -13,12 +13,12 @@ use http::{HeaderName, HeaderValue};
 use prost::Message;
 use stdx::{First, race};
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::call::CallOptions;
 use crate::channel::Channel;
 use crate::endpoint::Endpoint;
-use crate::link::Link;
+use crate::link::{Link, PATIENCE};
 use crate::preference::Preference;
 use crate::retry::{ATTEMPTS, Credentials, Verdict, pause, verdict};
 use crate::settings::{Settings, SettingsError};
@@ -431,14 +431,17 @@ impl Client {
                 }
                 return Ok((channel, link));
             }
-            let new_ranks = async {
+            let other_order = async {
                 match &mut ranks {
-                    Some(ranks) => ranks.changed().await,
+                    // Or the time has come to use those that are not preferred.
+                    Some(ranks) => drop(timeout(PATIENCE, ranks.changed()).await),
                     None => std::future::pending().await,
                 }
             };
-            let (First::Left(changed) | First::Right(changed)) =
-                until(deadline, race(changes.changed(), new_ranks)).await?;
+            let changed = match until(deadline, race(changes.changed(), other_order)).await? {
+                First::Left(changed) => changed,
+                First::Right(()) => continue,
+            };
             changed.map_err(|_| Status::new(Code::Unavailable, "the client is closed"))?;
         }
     }
@@ -451,8 +454,8 @@ impl Client {
         ranked.sort_by_key(|(rank, _)| *rank);
         // Open connections in the order of the route, up to the one to use now.
         let mut order = Vec::new();
-        // True if an attempt to connect to a preferred endpoint has not ended. It may take seconds, so open
-        // connections to others are used meanwhile, but none are opened.
+        // True if an attempt to connect to a preferred endpoint takes long. Open connections to others are used
+        // meanwhile, but none are opened.
         let mut is_connecting = false;
         for equals in ranked.chunk_by(|one, other| one.0 == other.0) {
             if !is_connecting {
@@ -467,7 +470,13 @@ impl Client {
             if order.len() > route.next {
                 break;
             }
-            is_connecting |= order.is_empty() && !equals.iter().all(|(_, link)| link.was_tried());
+            let untried = equals.iter().filter(|(_, link)| !link.was_tried());
+            if order.is_empty() && !is_connecting {
+                if untried.clone().any(|(_, link)| !link.is_slow()) {
+                    break;
+                }
+                is_connecting = untried.count() > 0;
+            }
         }
         let at = route.next.checked_rem(order.len())?;
         Some(order.swap_remove(at))
