@@ -420,7 +420,8 @@ impl Client {
         route: &mut Route,
     ) -> Result<(Channel, Arc<Link>), Status> {
         let mut changes = self.cluster.changes.subscribe();
-        let mut ranks = self.preference().map(Preference::changes);
+        // Only for calls that have to wait: all threads share the preference.
+        let mut ranks = None;
         loop {
             changes.mark_unchanged();
             ranks.iter_mut().for_each(watch::Receiver::mark_unchanged);
@@ -430,6 +431,13 @@ impl Client {
                     preference.count_attempt(&link.endpoint.text);
                 }
                 return Ok((channel, link));
+            }
+            if ranks.is_none()
+                && let Some(preference) = self.preference()
+            {
+                // Look again, in case that the order has changed just before.
+                ranks = Some(preference.changes());
+                continue;
             }
             let other_order = async {
                 match &mut ranks {

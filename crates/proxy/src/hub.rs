@@ -24,7 +24,7 @@ use stdx::{First, race};
 use tokio::sync::mpsc::{self, OwnedPermit};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::task::{AbortHandle, LocalSet, spawn_local};
-use tokio::time::{sleep, sleep_until, timeout, timeout_at};
+use tokio::time::{Instant as Moment, sleep, sleep_until, timeout, timeout_at};
 
 use crate::background::random_share;
 use crate::metrics::Metrics;
@@ -44,6 +44,8 @@ fn move_pause() -> Duration {
     MOVE_PAUSE.0 + MOVE_PAUSE.1.mul_f64(random_share())
 }
 
+/// Reason why a watch that does not stand is opened at a preferred endpoint.
+const MOVES: Status = Status::new(Code::Unavailable, "another endpoint is preferred");
 /// Pause before a watch tries again to move after the preferred endpoint has refused it, and the time that is added
 /// to it at random.
 const REFUSED_PAUSE: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(60));
@@ -329,7 +331,7 @@ impl Driver {
                 race(race(message, std::pin::pin!(tick)), successor.as_mut()).await
             };
             match next {
-                First::Right(successor) => return Ok(Some(successor)),
+                First::Right(successor) => return successor.map(Some),
                 First::Left(First::Left(message)) => {
                     let response = watch_response(message?)?;
                     self.watches.borrow_mut().told(id, response);
@@ -349,29 +351,39 @@ impl Driver {
     /// returns the watch there. The open watch goes on meanwhile, and also if the other endpoint refuses: events
     /// that nobody has got may be compacted there, or the token of the caller may have expired since the watch
     /// was opened.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if there is nothing to be lost by closing the watch first: its member has not confirmed it,
+    /// or does not serve, so that the other one's refusal is the truth about it.
     async fn successor(
         &self,
         id: BroadcastId,
         group: &Group,
         asked: &Notify,
         endpoint: &str,
-    ) -> (OpenWatch, Vec<WatchResponse>) {
+    ) -> Result<(OpenWatch, Vec<WatchResponse>), Status> {
+        let mut due = Moment::now() + move_pause();
         loop {
-            self.outranked(endpoint).await;
+            self.outranked(endpoint, due).await;
+            if !self.watches.borrow().is_created(id) {
+                return Err(MOVES);
+            }
             // The revision at which the broadcast goes on rises with events only, so that without any it may be
             // compacted. The progress of the open watch makes it current.
             asked.notify_one();
             sleep(PROGRESS_INTERVAL).await;
-            let pause = match timeout(TAKE_OVER_LIMIT, self.take_over(id, group, endpoint)).await {
-                Ok(Ok(Some(taken))) => return taken,
+            match timeout(TAKE_OVER_LIMIT, self.take_over(id, group, endpoint)).await {
+                Ok(Ok(Some(taken))) => return Ok(taken),
                 // It did not answer or its connection broke, so that nothing is known about the watch.
-                Err(_) => PAUSE.1,
-                Ok(Err(status)) if matches!(status.code, Code::Unavailable | Code::DeadlineExceeded) => {
-                    PAUSE.1
+                Err(_) => {}
+                Ok(Err(status)) if matches!(status.code, Code::Unavailable | Code::DeadlineExceeded) => {}
+                Ok(_) if !self.serves(endpoint) => return Err(MOVES),
+                Ok(_) => {
+                    due = Moment::now() + REFUSED_PAUSE.0 + REFUSED_PAUSE.1.mul_f64(random_share());
                 }
-                Ok(_) => REFUSED_PAUSE.0 + REFUSED_PAUSE.1.mul_f64(random_share()),
-            };
-            sleep(pause).await;
+            }
+            sleep(PAUSE.1).await;
         }
     }
 
@@ -383,10 +395,6 @@ impl Driver {
         group: &Group,
         endpoint: &str,
     ) -> Result<Option<(OpenWatch, Vec<WatchResponse>)>, Status> {
-        // Without a revision, events between the two watches would be missed.
-        if self.watches.borrow().start_of(id).is_none_or(|start| start == 0) {
-            return Ok(None);
-        }
         let Some(mut open) = self.open_watch(id, group).await? else { return Ok(None) };
         if open.endpoint == endpoint {
             return Ok(None);
@@ -419,25 +427,24 @@ impl Driver {
     }
 
     /// Waits until another endpoint should be used than the one at which a stream was opened: at once if that one
-    /// does not serve, else at a random time. Round trips alone move no stream.
-    async fn outranked(&self, endpoint: &str) {
+    /// does not serve, else not before a moment. Round trips alone move no stream.
+    async fn outranked(&self, endpoint: &str, mut due: Moment) {
         let Some(preference) = self.client.preference() else {
             return std::future::pending().await;
         };
         let mut changes = preference.changes();
-        let mut due = tokio::time::Instant::now() + move_pause();
         loop {
             changes.mark_unchanged();
-            let serves = preference.rank(endpoint) < NOT_SERVING;
-            let is_due = due <= tokio::time::Instant::now();
+            let serves = self.serves(endpoint);
+            let is_due = due <= Moment::now();
             if (is_due || !serves) && self.client.is_outranked(endpoint, CLASS) {
                 return;
             }
             if is_due {
-                due = tokio::time::Instant::now() + move_pause();
+                due = Moment::now() + move_pause();
             }
             // The one to use may not be connected yet, of which no change of ranks tells.
-            let next = if serves { due } else { tokio::time::Instant::now() + ESCAPE_INTERVAL };
+            let next = if serves { due } else { Moment::now() + ESCAPE_INTERVAL };
             let changed = async {
                 if changes.changed().await.is_err() {
                     std::future::pending().await
@@ -445,6 +452,11 @@ impl Driver {
             };
             race(changed, sleep_until(next)).await;
         }
+    }
+
+    /// Returns true unless the questions to an endpoint have shown that it does not serve.
+    fn serves(&self, endpoint: &str) -> bool {
+        self.client.preference().is_none_or(|preference| preference.rank(endpoint) < NOT_SERVING)
     }
 
     /// Checks whether the caller of a group may watch the group's keys: reads the keys with the group's
@@ -544,8 +556,8 @@ impl Driver {
         // Start of the current wait for a response, to which `renewal_limit` applies: the time of the
         // member's last response, or the time at which a renewal was sent while none was in flight. `None` if
         // no renewal is in flight.
-        let mut waits_since: Option<tokio::time::Instant> = None;
-        let mut outranked = std::pin::pin!(self.outranked(&endpoint));
+        let mut waits_since: Option<Moment> = None;
+        let mut outranked = std::pin::pin!(self.outranked(&endpoint, Moment::now() + move_pause()));
         loop {
             if !lane.renewals.borrow().has_asked() {
                 waits_since = None;
@@ -581,7 +593,7 @@ impl Driver {
                         Status::with(Code::Internal, text)
                     })?;
                     lane.renewals.borrow_mut().answered(response.id, &answer);
-                    waits_since = Some(tokio::time::Instant::now());
+                    waits_since = Some(Moment::now());
                 }
                 First::Right(Ok(place)) => {
                     let lease = lane.renewals.borrow_mut().next(place);
@@ -589,7 +601,7 @@ impl Driver {
                         let request = LeaseKeepAliveRequest { id }.encode_to_vec().into();
                         let sent = timeout(self.renewal_limit, sender.send(request)).await;
                         sent.unwrap_or_else(|_| Err(late()))?;
-                        waits_since.get_or_insert_with(tokio::time::Instant::now);
+                        waits_since.get_or_insert_with(Moment::now);
                     }
                 }
                 First::Right(Err(_)) if lane.renewals.borrow().is_idle() => return Ok(()),

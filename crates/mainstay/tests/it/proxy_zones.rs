@@ -370,3 +370,16 @@ fn without_rights_a_corrupt_member_is_left_and_its_audit_log_stays_short() {
         assert_eq!(refused.matches("Maintenance/Status").count(), 1, "{refused}");
     });
 }
+
+#[test]
+fn a_watch_that_a_hanging_member_has_not_confirmed_goes_elsewhere() {
+    run(async {
+        let (cluster, proxy) = start("proxy-zone-unconfirmed").await;
+        cluster.member(NEAR).signal(libc::SIGSTOP);
+        let client = proxy.client().await;
+        let mut watch = client.watch(quiet()).await.expect("it is confirmed");
+        let written = cluster.client(0).await.put("quiet", "1").await.expect("writes are served");
+        assert_eq!(next_events(&mut watch).await, [format!("quiet=1@{written}")]);
+        cluster.member(NEAR).signal(libc::SIGCONT);
+    });
+}
