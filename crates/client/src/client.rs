@@ -462,13 +462,10 @@ impl Client {
         ranked.sort_by_key(|(rank, _)| *rank);
         // Open connections in the order of the route, up to the one to use now.
         let mut order = Vec::new();
-        // True if an attempt to connect to a preferred endpoint takes long. Open connections to others are used
-        // meanwhile, but none are opened.
+        // True if an attempt to connect to a preferred endpoint takes long. Others are used meanwhile.
         let mut is_connecting = false;
         for equals in ranked.chunk_by(|one, other| one.0 == other.0) {
-            if !is_connecting {
-                equals.iter().for_each(|(_, link)| link.wake(&self.cluster.transport));
-            }
+            equals.iter().for_each(|(_, link)| link.wake(&self.cluster.transport));
             let open = equals.iter().filter_map(|(_, link)| Some((link.channel()?, link.clone())));
             let mut open: Vec<_> = open.collect();
             if let Some(first) = route.turn.checked_rem(open.len()) {
