@@ -44,6 +44,11 @@ var good = map[string]string{
 	"no budget":          `{podDisruptionBudget: {enabled: false}, metrics: {annotate: false}}`,
 	"no resources asked": `{resources: {}}`,
 	"zones":              `{zones: {enabled: true}}`,
+	"a zone as a flag":   `{zones: {enabled: true}, extraFlags: ["--zone=a", "--zone-networks=a=127.0.0.0/8"]}`,
+	"no zone as a flag":  `{zones: {enabled: true}, extraFlags: ["--zone="]}`,
+	"networks alone":     `{zones: {enabled: true}, extraFlags: ["--zone-networks=a=127.0.0.0/8"]}`,
+	// As after `helm upgrade --reuse-values` from a chart that had no zones.
+	"no values of zones": `{zones: null}`,
 	"observers": `{formedWith: 1, replicas: 1, zones: {enabled: true, observers: [{zone: eu-1a, replicas: 2}, {zone: eu-1b}],
 		observerFlags: ["--log-level=info"]}, extraFlags: ["--zone-networks=eu-1a=127.0.0.0/8", "--zone-member-list=only"]}`,
 	"all of observers": `{tls: {client: {secretName: c, clientSecretName: u}, peer: {secretName: p}}, networkPolicy: {enabled: true},
@@ -312,6 +317,7 @@ func checkZones(all []runtime.Object, found *release, values string) error {
 				Replicas int32
 			}
 		}
+		ExtraFlags []string
 	}
 	if err := yaml.Unmarshal([]byte(values), &given); err != nil {
 		return err
@@ -333,6 +339,12 @@ func checkZones(all []runtime.Object, found *release, values string) error {
 		wantNear, wantZone = "mainstay-near: PreferSameZone", "metadata.labels['"+corev1.LabelTopologyZone+"']"
 		if given.Zones.TrafficDistribution != "" {
 			wantNear = "mainstay-near: " + given.Zones.TrafficDistribution
+		}
+	}
+	// A member refuses a flag that is in its environment, too.
+	for _, flag := range given.ExtraFlags {
+		if strings.HasPrefix(flag, "--zone=") {
+			wantZone = ""
 		}
 	}
 	if near != wantNear || zone != wantZone || len(found.observers) != len(given.Zones.Observers) {

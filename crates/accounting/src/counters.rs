@@ -24,7 +24,10 @@ pub struct MethodCounters {
 
 /// Bytes that clients of one group have sent and received over one shard, as their connections carry them, without what
 /// TLS and TCP add. Only the shard's thread writes them; any thread may read them.
+///
+/// Each has a pair of cache lines of its own, because the threads of all shards count at the same time.
 #[derive(Debug, Default)]
+#[repr(align(128))]
 pub struct TrafficCounters {
     /// Number of bytes received from clients.
     pub received: AtomicU64,

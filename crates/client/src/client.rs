@@ -11,13 +11,14 @@ use api::{Code, Rpc, Status, error};
 use bytes::Bytes;
 use http::{HeaderName, HeaderValue};
 use prost::Message;
+use stdx::{First, race};
 use tokio::sync::watch;
-use tokio::time::{Instant, sleep, timeout_at};
+use tokio::time::{Instant, sleep, timeout, timeout_at};
 
 use crate::call::CallOptions;
 use crate::channel::Channel;
 use crate::endpoint::Endpoint;
-use crate::link::Link;
+use crate::link::{Link, PATIENCE};
 use crate::preference::Preference;
 use crate::retry::{ATTEMPTS, Credentials, Verdict, pause, verdict};
 use crate::settings::{Settings, SettingsError};
@@ -47,6 +48,8 @@ struct Cluster {
     links: RwLock<Vec<Arc<Link>>>,
     turn: AtomicUsize,
     changes: watch::Sender<u64>,
+    /// The endpoints in the settings. A client with a preference keeps them when it synchronises its endpoints.
+    given: Vec<String>,
     user: Option<(String, String)>,
     given_token: Option<HeaderValue>,
     token: Mutex<Token>,
@@ -92,6 +95,7 @@ impl Client {
             links: RwLock::default(),
             turn: AtomicUsize::new(crate::retry::random() as usize),
             changes,
+            given: settings.endpoints.clone(),
             user: settings.user.filter(|(name, word)| !name.is_empty() && !word.is_empty()),
             given_token,
             token: Mutex::default(),
@@ -155,7 +159,8 @@ impl Client {
     }
 
     /// Replaces the endpoints by the client URLs in the member list. Learners and members that have not
-    /// started are left out.
+    /// started are left out. A client with a [`Preference`] keeps those of its settings: the list may name only
+    /// members of its zone, which may all end, and the ranks decide which endpoints are used anyway.
     ///
     /// # Errors
     /// Returns the same errors as [`Client::call`].
@@ -164,26 +169,40 @@ impl Client {
         let answer: MemberListResponse = self.call(Rpc::ClusterMemberList, &request).await?;
         let voters =
             answer.members.into_iter().filter(|member| !member.name.is_empty() && !member.is_learner);
-        let endpoints: Vec<String> = voters.flat_map(|member| member.client_urls).collect();
+        let mut endpoints: Vec<String> = voters.flat_map(|member| member.client_urls).collect();
         if !endpoints.is_empty() {
+            if self.cluster.preference.is_some() {
+                endpoints = self.with_given(endpoints);
+            }
             self.set_endpoints(endpoints);
         }
         Ok(())
     }
 
-    /// Returns true if the client prefers some endpoints to others ([`Preference`]).
-    pub fn has_preference(&self) -> bool {
-        self.bound.is_none() && self.cluster.preference.is_some()
+    /// Returns the endpoints of the settings and then those of these that are others. An endpoint keeps the string
+    /// of the settings, because its rank has that name and the other clients with the preference may not
+    /// synchronise their endpoints.
+    fn with_given(&self, synced: Vec<String>) -> Vec<String> {
+        let address = |text: &String| Endpoint::new(text.as_str()).address;
+        let given = &self.cluster.given;
+        let known: Vec<_> = given.iter().map(address).collect();
+        let others = synced.into_iter().filter(|text| !known.contains(&address(text)));
+        given.iter().cloned().chain(others).collect()
     }
 
-    /// Returns true if an endpoint of a lower rank than this one has a stable connection. Streams stay at the
+    /// Returns the order in which the client prefers its endpoints; `None` if it uses all in turn.
+    pub fn preference(&self) -> Option<&Preference> {
+        self.cluster.preference.as_ref().filter(|_| self.bound.is_none())
+    }
+
+    /// Returns true if an endpoint that is preferred to this one has a stable connection. Streams stay at the
     /// endpoint at which they were opened; with this, their owner can tell that it is time to open them again.
-    pub fn is_outranked(&self, endpoint: &str) -> bool {
-        let Some(preference) = self.cluster.preference.as_ref().filter(|_| self.bound.is_none()) else {
-            return false;
-        };
-        let rank = preference.rank(endpoint);
-        let preferred = self.links().into_iter().filter(|link| preference.rank(&link.endpoint.text) < rank);
+    /// Each `class` ranks in a row count as equal, so that a stream need not move for a small difference.
+    pub fn is_outranked(&self, endpoint: &str, class: u32) -> bool {
+        let Some(preference) = self.preference() else { return false };
+        let class_of = |endpoint: &str| preference.rank(endpoint) / class.max(1);
+        let own = class_of(endpoint);
+        let preferred = self.links().into_iter().filter(|link| class_of(&link.endpoint.text) < own);
         let mut preferred = preferred.inspect(|link| link.wake(&self.cluster.transport));
         preferred.any(|link| link.channel().is_some() && link.error().is_none())
     }
@@ -401,29 +420,50 @@ impl Client {
         route: &mut Route,
     ) -> Result<(Channel, Arc<Link>), Status> {
         let mut changes = self.cluster.changes.subscribe();
+        // Only for calls that have to wait: all threads share the preference.
+        let mut ranks = None;
         loop {
             changes.mark_unchanged();
+            ranks.iter_mut().for_each(watch::Receiver::mark_unchanged);
             if let Some((channel, link)) = self.choose(route) {
                 route.next += 1;
-                if let Some(preference) = self.cluster.preference.as_ref().filter(|_| self.bound.is_none()) {
+                if let Some(preference) = self.preference() {
                     preference.count_attempt(&link.endpoint.text);
                 }
                 return Ok((channel, link));
             }
-            until(deadline, changes.changed())
-                .await?
-                .map_err(|_| Status::new(Code::Unavailable, "the client is closed"))?;
+            if ranks.is_none()
+                && let Some(preference) = self.preference()
+            {
+                // Look again, in case that the order has changed just before.
+                ranks = Some(preference.changes());
+                continue;
+            }
+            let other_order = async {
+                match &mut ranks {
+                    // Or the time has come to use those that are not preferred.
+                    Some(ranks) => drop(timeout(PATIENCE, ranks.changed()).await),
+                    None => std::future::pending().await,
+                }
+            };
+            let changed = match until(deadline, race(changes.changed(), other_order)).await? {
+                First::Left(changed) => changed,
+                First::Right(()) => continue,
+            };
+            changed.map_err(|_| Status::new(Code::Unavailable, "the client is closed"))?;
         }
     }
 
     fn choose(&self, route: &Route) -> Option<(Channel, Arc<Link>)> {
         let links = self.links();
-        let preference = self.cluster.preference.as_ref().filter(|_| self.bound.is_none());
+        let preference = self.preference();
         let rank = |link: &Arc<Link>| preference.map_or(0, |order| order.rank(&link.endpoint.text));
         let mut ranked: Vec<(u32, Arc<Link>)> = links.into_iter().map(|link| (rank(&link), link)).collect();
         ranked.sort_by_key(|(rank, _)| *rank);
         // Open connections in the order of the route, up to the one to use now.
         let mut order = Vec::new();
+        // True if an attempt to connect to a preferred endpoint takes long. Others are used meanwhile.
+        let mut is_connecting = false;
         for equals in ranked.chunk_by(|one, other| one.0 == other.0) {
             equals.iter().for_each(|(_, link)| link.wake(&self.cluster.transport));
             let open = equals.iter().filter_map(|(_, link)| Some((link.channel()?, link.clone())));
@@ -432,9 +472,15 @@ impl Client {
                 open.rotate_left(first);
             }
             order.append(&mut open);
-            let is_tried = || equals.iter().all(|(_, link)| link.was_tried());
-            if order.len() > route.next || order.is_empty() && !is_tried() {
+            if order.len() > route.next {
                 break;
+            }
+            let untried = equals.iter().filter(|(_, link)| !link.was_tried());
+            if order.is_empty() && !is_connecting {
+                if untried.clone().any(|(_, link)| !link.is_slow()) {
+                    break;
+                }
+                is_connecting = untried.count() > 0;
             }
         }
         let at = route.next.checked_rem(order.len())?;

@@ -4,7 +4,7 @@ use std::time::Duration;
 
 use tokio::sync::watch;
 use tokio::task::AbortHandle;
-use tokio::time::{sleep, timeout};
+use tokio::time::{Instant, sleep, timeout};
 
 use crate::channel::Channel;
 use crate::endpoint::Endpoint;
@@ -13,13 +13,17 @@ use crate::transport::Transport;
 /// First and longest pause after a failed attempt to connect.
 const PAUSE: (Duration, Duration) = (Duration::from_millis(50), Duration::from_secs(5));
 
+/// Time for which calls wait for the first attempt to connect to a preferred endpoint, although another one is
+/// connected.
+pub(crate) const PATIENCE: Duration = Duration::from_millis(500);
+
 /// One endpoint and the connection to it. The connection is opened at first use and then kept open by a
 /// background task. So calls only choose among open connections, and do not wait for an endpoint that cannot
 /// be reached while another endpoint is connected.
 pub(crate) struct Link {
     pub(crate) endpoint: Endpoint,
     shown: Arc<Shown>,
-    keeper: OnceLock<AbortHandle>,
+    keeper: OnceLock<(AbortHandle, Instant)>,
 }
 
 /// State that is published by the task which keeps the connection open.
@@ -77,7 +81,7 @@ impl Link {
     pub(crate) fn wake(&self, transport: &Transport) {
         self.keeper.get_or_init(|| {
             let kept = keep(self.endpoint.clone(), transport.clone(), self.shown.clone());
-            tokio::spawn(kept).abort_handle()
+            (tokio::spawn(kept).abort_handle(), Instant::now())
         });
     }
 
@@ -91,6 +95,11 @@ impl Link {
         self.shown.lock().tried
     }
 
+    /// Returns true if the first attempt to connect takes long: it has not ended within [`PATIENCE`].
+    pub(crate) fn is_slow(&self) -> bool {
+        !self.was_tried() && self.keeper.get().is_some_and(|(_, since)| since.elapsed() >= PATIENCE)
+    }
+
     /// Returns the reason why there is no stable connection: the last attempt to connect failed, or the last
     /// connection broke and a new one has not been open for a while. Otherwise returns `None`.
     pub(crate) fn error(&self) -> Option<String> {
@@ -100,7 +109,7 @@ impl Link {
 
 impl Drop for Link {
     fn drop(&mut self) {
-        if let Some(keeper) = self.keeper.get() {
+        if let Some((keeper, _)) = self.keeper.get() {
             keeper.abort();
         }
     }

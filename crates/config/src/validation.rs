@@ -300,7 +300,7 @@ fn zone(settings: &Settings) -> Result<String, Refusal> {
 }
 
 /// Returns the networks of clients by zone, and what their clients get from MemberList.
-fn zone_networks(settings: &Settings) -> Result<(ZoneNetworks, ZoneMemberList), Refusal> {
+fn zone_networks(settings: &mut Settings) -> Result<(ZoneNetworks, ZoneMemberList), Refusal> {
     let networks = ZoneNetworks::parse(settings.get(table::ZONE_NETWORKS))
         .map_err(|error| Refusal::invalid(format!("--zone-networks: {error}")))?;
     let list = match settings.get(table::ZONE_MEMBER_LIST) {
@@ -312,7 +312,11 @@ fn zone_networks(settings: &Settings) -> Result<(ZoneNetworks, ZoneMemberList), 
         return Err(Refusal::invalid("--zone-member-list needs --zone-networks"));
     }
     if list == ZoneMemberList::Off && !networks.is_empty() && settings.get(table::ZONE).is_empty() {
-        return Err(Refusal::invalid("--zone-networks needs --zone or --zone-member-list"));
+        // No refusal: the zone may come from the environment of the node, which need not know it.
+        settings.warnings.push(Entry::new(
+            Level::Warn,
+            "zone-networks has no effect without a zone or zone-member-list; bytes between zones are not counted",
+        ));
     }
     Ok((networks, list))
 }

@@ -34,9 +34,11 @@ const KEEPALIVE: Duration = Duration::from_secs(15);
 const ACCEPT_PAUSE: Duration = Duration::from_millis(50);
 /// Interval at which unreachable endpoints are tried again if `--retry-delay` is 0. Source: etcd.
 const RETRY_DELAY: Duration = Duration::from_secs(5 * 60);
-/// Interval at which an endpoint gets a connection that measures how long connecting takes, although others are
-/// closer.
-const MEASURE_INTERVAL: Duration = Duration::from_secs(60);
+/// Interval at which a gateway with a zone measures how long connecting to each endpoint takes, by connections of its
+/// own, which it closes at once. Those of clients would stay at a distant endpoint for as long as the clients run.
+const MEASURE_INTERVAL: Duration = Duration::from_secs(20);
+/// Time that the first measurement may take before clients are served.
+const FIRST_MEASURE_LIMIT: Duration = Duration::from_secs(1);
 /// Number of file descriptors that are reserved for purposes other than connections.
 const OTHER_FILES: usize = 32;
 /// Maximum number of open connections, even if the limit on open files allows more or is not known.
@@ -92,8 +94,8 @@ struct Standing {
     active: Vec<bool>,
     /// True for endpoints in the zone of the gateway; false for all without a zone.
     near: Vec<bool>,
-    /// Times that connecting took, and when an endpoint was last picked to measure it. Only with a zone.
-    round_trips: Vec<(RoundTrips, Option<Instant>)>,
+    /// Times that connecting took. Only with a zone.
+    round_trips: Vec<RoundTrips>,
     turn: usize,
 }
 
@@ -110,7 +112,7 @@ impl Gateway {
         let standing = Standing {
             active: vec![true; count],
             near: vec![false; count],
-            round_trips: vec![Default::default(); count],
+            round_trips: vec![RoundTrips::default(); count],
             turn: 0,
         };
         let retry_delay = if options.retry_delay.is_zero() { RETRY_DELAY } else { options.retry_delay };
@@ -130,6 +132,14 @@ impl Gateway {
         self.logger.info("ready to proxy client requests", &[("endpoints", Value::List(&addresses))]);
         if !self.zone.zone.is_empty() {
             self.look_up_zones().await;
+            let _ = timeout(FIRST_MEASURE_LIMIT, self.measure()).await;
+            let gateway = self.clone();
+            tokio::spawn(async move {
+                loop {
+                    sleep(MEASURE_INTERVAL).await;
+                    gateway.measure().await;
+                }
+            });
         }
         tokio::spawn(self.clone().retry());
         loop {
@@ -154,10 +164,8 @@ impl Gateway {
     /// ends the same direction towards the other peer. If no endpoint is reachable, the connection is closed.
     async fn serve(&self, mut client: TcpStream) {
         while let Some(at) = self.pick(random()) {
-            let began = Instant::now();
             match dial(&self.remotes[at].address).await {
                 Ok(mut server) => {
-                    self.standing().round_trips[at].0.add(began.elapsed());
                     probe(&client);
                     probe(&server);
                     // An error can be ignored: it ends the forwarding, and the return closes both
@@ -239,6 +247,26 @@ impl Gateway {
         }
     }
 
+    /// Measures how long connecting to each endpoint takes.
+    async fn measure(&self) {
+        let mut measured = JoinSet::new();
+        for (at, remote) in self.remotes.iter().enumerate() {
+            let address = remote.address.clone();
+            measured.spawn(async move {
+                // Looking up a name is no part of the distance.
+                let found = timeout(DIAL_TIMEOUT, lookup_host(address)).await.ok()?.ok()?.next()?;
+                let began = Instant::now();
+                timeout(DIAL_TIMEOUT, TcpStream::connect(found)).await.ok()?.ok()?;
+                Some((at, began.elapsed()))
+            });
+        }
+        while let Some(found) = measured.join_next().await {
+            if let Ok(Some((at, time))) = found {
+                self.standing().round_trips[at].add(time);
+            }
+        }
+    }
+
     /// Periodically checks whether unreachable endpoints can be reached again.
     async fn retry(self: Arc<Gateway>) {
         loop {
@@ -280,20 +308,11 @@ impl Gateway {
 }
 
 impl Standing {
-    /// Leaves only the endpoints to which connecting takes about as long as to the best of them. One that was not
-    /// measured for a while gets the next connection, and only that one, which measures it.
+    /// Leaves only the endpoints to which connecting takes about as long as to the best of them.
     fn leave_out_distant(&mut self, endpoints: &mut Vec<usize>) {
-        let is_due = |(_, picked): &(RoundTrips, Option<Instant>)| {
-            picked.is_none_or(|picked| picked.elapsed() >= MEASURE_INTERVAL)
-        };
-        if let Some(due) = endpoints.iter().copied().find(|at| is_due(&self.round_trips[*at])) {
-            self.round_trips[due].1 = Some(Instant::now());
-            *endpoints = vec![due];
-            return;
-        }
-        let shortest = |at: &usize| self.round_trips[*at].0.shortest();
+        let shortest = |at: &usize| self.round_trips[*at].shortest();
         let Some(best) = endpoints.iter().filter_map(shortest).min() else { return };
-        endpoints.retain(|at| self.round_trips[*at].0.is_close(best));
+        endpoints.retain(|at| self.round_trips[*at].is_close(best));
     }
 }
 
@@ -475,18 +494,19 @@ mod tests {
     }
 
     #[test]
-    fn a_distant_endpoint_gets_only_the_connections_that_measure_it() {
+    fn a_distant_endpoint_gets_no_connection_of_a_client() {
         let gateway = in_zone("a", "a=127.0.0.0/8", &["127.0.0.1:1", "127.0.0.2:1", "127.0.0.3:1"]);
-        assert_eq!([gateway.pick(7), gateway.pick(7), gateway.pick(7)], [Some(0), Some(1), Some(2)]);
+        let counts = || {
+            let picks: Vec<_> = (0..60).map(|_| gateway.pick(7).unwrap()).collect();
+            [0, 1, 2].map(|at| picks.iter().filter(|picked| **picked == at).count())
+        };
+        assert_eq!(counts(), [20, 20, 20], "nothing is measured yet");
         for (at, micros) in [(0, 300), (1, 9_000), (2, 350)] {
-            gateway.standing().round_trips[at].0.add(Duration::from_micros(micros));
+            gateway.standing().round_trips[at].add(Duration::from_micros(micros));
         }
-        let picks: Vec<_> = (0..40).map(|_| gateway.pick(7).unwrap()).collect();
-        assert_eq!([0, 1, 2].map(|at| picks.iter().filter(|picked| **picked == at).count()), [20, 0, 20]);
-        let long_ago = Instant::now().checked_sub(MEASURE_INTERVAL);
-        gateway.standing().round_trips[1].1 = long_ago;
-        assert_eq!(gateway.pick(7), Some(1));
-        assert_ne!(gateway.pick(7), Some(1));
+        assert_eq!(counts(), [30, 0, 30]);
+        gateway.standing().round_trips[1].add(Duration::from_micros(320));
+        assert_eq!(counts(), [20, 20, 20]);
     }
 
     #[test]

@@ -112,7 +112,15 @@ impl GrpcProxy {
         let namespace = Namespace::new(&options.namespace);
         let hub = {
             let upstream = upstream.clone();
-            let (client, limit) = (move || checked_client(upstream), options.members.renewal_limit);
+            let (auto_sync, logger) = (options.members.auto_sync_interval, logger.clone());
+            let client = move || {
+                let client = checked_client(upstream);
+                if !auto_sync.is_zero() {
+                    tokio::spawn(keep_in_sync(client.clone(), auto_sync, logger));
+                }
+                client
+            };
+            let limit = options.members.renewal_limit;
             Hub::start(client, namespace.clone(), metrics.clone(), limit).map_err(fault)?
         };
         let shared = Arc::new(Shared {

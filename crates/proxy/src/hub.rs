@@ -17,19 +17,20 @@ use api::etcdserverpb::{
 };
 use api::{Code, Rpc, Status};
 use bytes::Bytes;
-use client::{CallOptions, Client, Sender};
+use client::{CallOptions, Client, Receiver, Sender};
 use http::{HeaderName, HeaderValue};
 use prost::Message as _;
 use stdx::{First, race};
 use tokio::sync::mpsc::{self, OwnedPermit};
 use tokio::sync::{Notify, OwnedSemaphorePermit, Semaphore, oneshot};
 use tokio::task::{AbortHandle, LocalSet, spawn_local};
-use tokio::time::{sleep, timeout, timeout_at};
+use tokio::time::{Instant as Moment, sleep, sleep_until, timeout, timeout_at};
 
 use crate::background::random_share;
 use crate::metrics::Metrics;
 use crate::namespace::Namespace;
 use crate::outbox::Outbox;
+use crate::proximity::{CLASS, NOT_SERVING};
 use crate::renewals::{Renewal, Renewals};
 use crate::watches::{BroadcastId, Caller, Effect, Group, StreamId, Watches};
 
@@ -43,8 +44,15 @@ fn move_pause() -> Duration {
     MOVE_PAUSE.0 + MOVE_PAUSE.1.mul_f64(random_share())
 }
 
-/// Reason why a stream is closed that will be opened at a preferred endpoint.
+/// Reason why a watch that does not stand is opened at a preferred endpoint.
 const MOVES: Status = Status::new(Code::Unavailable, "another endpoint is preferred");
+/// Pause before a watch tries again to move after the preferred endpoint has refused it, and the time that is added
+/// to it at random.
+const REFUSED_PAUSE: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(60));
+/// Time within which a preferred endpoint must have taken over a watch.
+const TAKE_OVER_LIMIT: Duration = Duration::from_secs(5);
+/// Interval at which a stream at an endpoint that does not serve looks for another one.
+const ESCAPE_INTERVAL: Duration = Duration::from_millis(500);
 /// Interval at which an unanswered progress request is repeated, because an etcd member leaves some of these
 /// requests unanswered.
 const PROGRESS_INTERVAL: Duration = Duration::from_millis(500);
@@ -156,6 +164,15 @@ struct Running {
     asked: Rc<Notify>,
 }
 
+/// Watch of a broadcast on a member.
+struct OpenWatch {
+    sender: Sender,
+    receiver: Receiver,
+    endpoint: String,
+    /// First revision of the watch; 0 if it began with the first event after it was opened.
+    start_revision: i64,
+}
+
 struct Driver {
     client: Client,
     metrics: Arc<Metrics>,
@@ -248,13 +265,33 @@ impl Driver {
         }
     }
 
-    /// Runs one stream to a member for the watch of a broadcast. Returns `Ok` when the broadcast has ended.
+    /// Runs the watch of a broadcast on a member, and moves it to another one that is preferred. Returns `Ok` when
+    /// the broadcast has ended.
     async fn watch(self: &Rc<Driver>, id: BroadcastId, group: &Group, asked: &Notify) -> Result<(), Status> {
-        let ((mut sender, mut receiver), endpoint) =
+        let Some(mut open) = self.open_watch(id, group).await? else { return Ok(()) };
+        loop {
+            match self.serve_watch(id, group, asked, open).await? {
+                Some((next, responses)) => {
+                    // The new watch may repeat events, which watchers skip that have got them.
+                    for response in responses {
+                        self.watches.borrow_mut().told(id, response);
+                        self.carry_out();
+                    }
+                    open = next;
+                }
+                None => return Ok(()),
+            }
+            if self.watches.borrow().start_of(id).is_none() {
+                return Ok(());
+            }
+        }
+    }
+
+    /// Opens a stream to a member and asks for the watch of a broadcast. Returns `None` if the broadcast has ended.
+    async fn open_watch(&self, id: BroadcastId, group: &Group) -> Result<Option<OpenWatch>, Status> {
+        let ((mut sender, receiver), endpoint) =
             self.client.forward_stream_somewhere(Rpc::Watch, &options_of(&group.caller)).await?;
-        let outranked = self.outranked(&endpoint);
-        let mut outranked = std::pin::pin!(outranked);
-        let Some(start_revision) = self.watches.borrow().start_of(id) else { return Ok(()) };
+        let Some(start_revision) = self.watches.borrow().start_of(id) else { return Ok(None) };
         let create = WatchCreateRequest {
             key: group.key.clone(),
             range_end: group.range_end.clone(),
@@ -264,6 +301,20 @@ impl Driver {
             ..WatchCreateRequest::default()
         };
         send(&mut sender, RequestUnion::CreateRequest(create)).await?;
+        Ok(Some(OpenWatch { sender, receiver, endpoint, start_revision }))
+    }
+
+    /// Passes on what a member sends for the watch of a broadcast. Returns `None` when the broadcast has ended.
+    /// Returns the watch on another member, with its first responses, as soon as that one has taken over.
+    async fn serve_watch(
+        self: &Rc<Driver>,
+        id: BroadcastId,
+        group: &Group,
+        asked: &Notify,
+        open: OpenWatch,
+    ) -> Result<Option<(OpenWatch, Vec<WatchResponse>)>, Status> {
+        let OpenWatch { mut sender, mut receiver, endpoint, .. } = open;
+        let mut successor = std::pin::pin!(self.successor(id, group, asked, &endpoint));
         loop {
             let wants = self.watches.borrow().wants_progress(id);
             let tick = async {
@@ -277,22 +328,16 @@ impl Driver {
             };
             let next = {
                 let message = std::pin::pin!(receiver.next());
-                race(race(message, std::pin::pin!(tick)), outranked.as_mut()).await
+                race(race(message, std::pin::pin!(tick)), successor.as_mut()).await
             };
             match next {
-                // The broadcast opens its watch again, from the first revision that it has not received.
-                First::Right(()) => return Err(MOVES),
+                First::Right(successor) => return successor.map(Some),
                 First::Left(First::Left(message)) => {
-                    let message =
-                        message?.ok_or(Status::new(Code::Unavailable, "the member ended the watches"))?;
-                    let response = WatchResponse::decode(message).map_err(|error| {
-                        let text = format!("grpc: failed to unmarshal the received message: {error}");
-                        Status::with(Code::Internal, text)
-                    })?;
+                    let response = watch_response(message?)?;
                     self.watches.borrow_mut().told(id, response);
                     self.carry_out();
                     if self.watches.borrow().start_of(id).is_none() {
-                        return Ok(());
+                        return Ok(None);
                     }
                 }
                 First::Left(First::Right(())) => {
@@ -302,17 +347,116 @@ impl Driver {
         }
     }
 
-    /// Waits until another endpoint should be used than the one at which a stream was opened.
-    async fn outranked(&self, endpoint: &str) {
-        if !self.client.has_preference() {
-            return std::future::pending().await;
-        }
+    /// Waits until another endpoint should be used than that of an open watch and has taken the watch over, and
+    /// returns the watch there. The open watch goes on meanwhile, and also if the other endpoint refuses: events
+    /// that nobody has got may be compacted there, or the token of the caller may have expired since the watch
+    /// was opened.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if there is nothing to be lost by closing the watch first: its member has not confirmed it,
+    /// or does not serve, so that the other one's refusal is the truth about it.
+    async fn successor(
+        &self,
+        id: BroadcastId,
+        group: &Group,
+        asked: &Notify,
+        endpoint: &str,
+    ) -> Result<(OpenWatch, Vec<WatchResponse>), Status> {
+        let mut due = Moment::now() + move_pause();
         loop {
-            sleep(move_pause()).await;
-            if self.client.is_outranked(endpoint) {
-                return;
+            self.outranked(endpoint, due).await;
+            if !self.watches.borrow().is_created(id) {
+                return Err(MOVES);
+            }
+            // The revision at which the broadcast goes on rises with events only, so that without any it may be
+            // compacted. The progress of the open watch makes it current.
+            asked.notify_one();
+            sleep(PROGRESS_INTERVAL).await;
+            match timeout(TAKE_OVER_LIMIT, self.take_over(id, group, endpoint)).await {
+                Ok(Ok(Some(taken))) => return Ok(taken),
+                // It did not answer or its connection broke, so that nothing is known about the watch.
+                Err(_) => {}
+                Ok(Err(status)) if matches!(status.code, Code::Unavailable | Code::DeadlineExceeded) => {}
+                Ok(_) if !self.serves(endpoint) => return Err(MOVES),
+                Ok(_) => {
+                    due = Moment::now() + REFUSED_PAUSE.0 + REFUSED_PAUSE.1.mul_f64(random_share());
+                }
+            }
+            sleep(PAUSE.1).await;
+        }
+    }
+
+    /// Opens the watch of a broadcast at a preferred endpoint. Returns the watch with its first responses, which
+    /// show that it stands; `None` if that endpoint refuses it.
+    async fn take_over(
+        &self,
+        id: BroadcastId,
+        group: &Group,
+        endpoint: &str,
+    ) -> Result<Option<(OpenWatch, Vec<WatchResponse>)>, Status> {
+        let Some(mut open) = self.open_watch(id, group).await? else { return Ok(None) };
+        if open.endpoint == endpoint {
+            return Ok(None);
+        }
+        let mut responses = Vec::new();
+        loop {
+            // A member confirms a watch that begins at a compacted revision, and then cancels it. So a response
+            // after the confirmation is needed if the watch begins in the past.
+            match timeout(PROGRESS_INTERVAL, open.receiver.next()).await {
+                Err(_) => {
+                    send(&mut open.sender, RequestUnion::ProgressRequest(WatchProgressRequest {})).await?
+                }
+                Ok(message) => {
+                    let response = watch_response(message?)?;
+                    if response.canceled {
+                        return Ok(None);
+                    }
+                    // Nothing that is still to come can be compacted. Members tell of no progress before they
+                    // reach it.
+                    let revision = response.header.map_or(0, |header| header.revision);
+                    let stands = !response.created || open.start_revision > revision;
+                    responses.push(response);
+                    if stands {
+                        return Ok(Some((open, responses)));
+                    }
+                    send(&mut open.sender, RequestUnion::ProgressRequest(WatchProgressRequest {})).await?;
+                }
             }
         }
+    }
+
+    /// Waits until another endpoint should be used than the one at which a stream was opened: at once if that one
+    /// does not serve, else not before a moment. Round trips alone move no stream.
+    async fn outranked(&self, endpoint: &str, mut due: Moment) {
+        let Some(preference) = self.client.preference() else {
+            return std::future::pending().await;
+        };
+        let mut changes = preference.changes();
+        loop {
+            changes.mark_unchanged();
+            let serves = self.serves(endpoint);
+            let is_due = due <= Moment::now();
+            if (is_due || !serves) && self.client.is_outranked(endpoint, CLASS) {
+                return;
+            }
+            if is_due {
+                due = Moment::now() + move_pause();
+            }
+            // The one to use may not be connected yet, of which no change of ranks tells.
+            let next = if serves { due } else { Moment::now() + ESCAPE_INTERVAL };
+            let changed = async {
+                if changes.changed().await.is_err() {
+                    std::future::pending().await
+                }
+            };
+            race(changed, sleep_until(next)).await;
+        }
+    }
+
+    /// Returns true unless the questions to an endpoint have shown that it does not serve.
+    fn serves(&self, endpoint: &str) -> bool {
+        self.client.preference().is_none_or(|preference| preference.rank(endpoint) < NOT_SERVING)
     }
 
     /// Checks whether the caller of a group may watch the group's keys: reads the keys with the group's
@@ -394,8 +538,9 @@ impl Driver {
         }
     }
 
-    /// Runs one stream of renewals to a member. Returns `Ok` if the stream was closed because it was idle or
-    /// another endpoint is preferred, or if no stream could be opened; in that case the streams of the waiting clients were ended.
+    /// Runs one stream of renewals to a member. Returns `Ok` if the stream was closed because it was idle or another
+    /// endpoint is preferred, or if no stream could be opened; in that case the streams of the waiting clients were
+    /// ended.
     async fn renew_on_stream(&self, caller: &Caller, lane: &Lane) -> Result<(), Status> {
         let ((mut sender, mut receiver), endpoint) =
             match self.client.forward_stream_somewhere(Rpc::LeaseKeepAlive, &options_of(caller)).await {
@@ -411,17 +556,11 @@ impl Driver {
         // Start of the current wait for a response, to which `renewal_limit` applies: the time of the
         // member's last response, or the time at which a renewal was sent while none was in flight. `None` if
         // no renewal is in flight.
-        let mut waits_since: Option<tokio::time::Instant> = None;
-        let mut checked_next = Instant::now() + move_pause();
+        let mut waits_since: Option<Moment> = None;
+        let mut outranked = std::pin::pin!(self.outranked(&endpoint, Moment::now() + move_pause()));
         loop {
             if !lane.renewals.borrow().has_asked() {
                 waits_since = None;
-                if checked_next <= Instant::now() {
-                    if self.client.is_outranked(&endpoint) {
-                        return Ok(());
-                    }
-                    checked_next = Instant::now() + move_pause();
-                }
             }
             let next = {
                 let answer = std::pin::pin!(async {
@@ -433,7 +572,17 @@ impl Driver {
                     }
                 });
                 let place = std::pin::pin!(timeout(RENEWALS_IDLE, self.place_for(lane)));
-                race(answer, place).await
+                race(race(answer, place), outranked.as_mut()).await
+            };
+            let next = match next {
+                First::Left(next) => next,
+                // Renewals in flight are sent again at the preferred endpoint: a second one does no harm, and the
+                // answer to the first may never come.
+                First::Right(()) => {
+                    lane.renewals.borrow_mut().moved();
+                    sleep(PAUSE.0).await;
+                    return Ok(());
+                }
             };
             match next {
                 First::Left(answer) => {
@@ -444,7 +593,7 @@ impl Driver {
                         Status::with(Code::Internal, text)
                     })?;
                     lane.renewals.borrow_mut().answered(response.id, &answer);
-                    waits_since = Some(tokio::time::Instant::now());
+                    waits_since = Some(Moment::now());
                 }
                 First::Right(Ok(place)) => {
                     let lease = lane.renewals.borrow_mut().next(place);
@@ -452,7 +601,7 @@ impl Driver {
                         let request = LeaseKeepAliveRequest { id }.encode_to_vec().into();
                         let sent = timeout(self.renewal_limit, sender.send(request)).await;
                         sent.unwrap_or_else(|_| Err(late()))?;
-                        waits_since.get_or_insert_with(tokio::time::Instant::now);
+                        waits_since.get_or_insert_with(Moment::now);
                     }
                 }
                 First::Right(Err(_)) if lane.renewals.borrow().is_idle() => return Ok(()),
@@ -495,6 +644,14 @@ fn options_of(caller: &Caller) -> CallOptions {
         options = options.with(HeaderName::from_static("hasleader"), HeaderValue::from_static("true"));
     }
     options
+}
+
+fn watch_response(message: Option<Bytes>) -> Result<WatchResponse, Status> {
+    let message = message.ok_or(Status::new(Code::Unavailable, "the member ended the watches"))?;
+    WatchResponse::decode(message).map_err(|error| {
+        let text = format!("grpc: failed to unmarshal the received message: {error}");
+        Status::with(Code::Internal, text)
+    })
 }
 
 async fn send(sender: &mut Sender, request: RequestUnion) -> Result<(), Status> {

@@ -14,7 +14,9 @@ const STREAK: u32 = 2;
 /// Lowest rank of endpoints of other zones.
 const OTHER_ZONES: u32 = 2;
 /// Rank of endpoints that do not serve. They are used only if no other endpoint is connected.
-const NOT_SERVING: u32 = 4;
+pub(crate) const NOT_SERVING: u32 = 4;
+/// Number of ranks that differ in round trips only: they share the zone, or all do not serve.
+pub(crate) const CLASS: u32 = 2;
 
 /// The last round trips to one endpoint, and if it counts as close.
 ///
@@ -86,6 +88,11 @@ impl Standing {
     pub(crate) fn serves_zone(&self) -> bool {
         self.rank < OTHER_ZONES
     }
+
+    /// Returns true if the endpoint serves.
+    pub(crate) fn serves(&self) -> bool {
+        self.rank < NOT_SERVING
+    }
 }
 
 /// What a proxy in one zone knows about its endpoints.
@@ -129,6 +136,11 @@ impl Proximity {
                 known.zone = zone;
             }
         }
+    }
+
+    /// Returns true if the last observation of an endpoint that counts as serving was a failure.
+    pub(crate) fn has_doubts(&self) -> bool {
+        self.endpoints.values().any(|endpoint| endpoint.serves && endpoint.contradictions > 0)
     }
 
     /// Returns the endpoints with their ranks: 0 and 1 for those in the proxy's zone, 2 and 3 for others, 4 for
@@ -203,8 +215,10 @@ mod tests {
             (serves(100, "a"), 4),
             (serves(100, "a"), 0),
         ] {
+            let is_first_failure = rank == 0 && observation == Observation::Fails;
             proximity.observe("1", observation);
             assert_eq!(ranks_of(&mut proximity), [rank]);
+            assert_eq!(proximity.has_doubts(), is_first_failure);
         }
     }
 

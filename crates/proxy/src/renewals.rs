@@ -166,6 +166,17 @@ impl Renewals {
         }
     }
 
+    /// Handles the move of the stream to another member: the renewals in flight will be sent again there. This
+    /// does not count as a break.
+    pub(crate) fn moved(&mut self) {
+        for mut asked in std::mem::take(&mut self.asked) {
+            asked.place = None;
+            if !asked.sharers.is_empty() {
+                self.again.push_back(asked);
+            }
+        }
+    }
+
     /// Ends the streams of all clients that wait for a response, with this status.
     pub(crate) fn end(&mut self, status: &Status) {
         let under_way = std::mem::take(&mut self.asked).into_iter().chain(std::mem::take(&mut self.again));
@@ -301,6 +312,26 @@ mod tests {
         assert_eq!(world.asked()[..2], [99, 100]);
         world.renewals.end(&broken());
         assert!(world.renewals.is_idle() && world.places(1) == 1_000);
+    }
+
+    #[test]
+    fn a_move_sends_again_and_counts_as_no_break() {
+        let mut world = World::default();
+        (0..3).for_each(|lease| world.renew(1, lease));
+        world.renew(2, 9);
+        assert_eq!(world.asked(), [0, 9, 1, 2]);
+        world.renewals.leave(2);
+        for _ in 0..=TRIES_MAX {
+            world.renewals.moved();
+            assert_eq!(world.asked(), [0, 1, 2], "what nobody waits for is not sent again");
+        }
+        for _ in 0..TRIES_MAX - 1 {
+            world.renewals.broken(&broken());
+            assert_eq!(world.asked(), [0, 1, 2]);
+        }
+        world.answer([0, 1, 2]);
+        assert_eq!(world.told(1), (vec![0, 1, 2], None));
+        assert!(world.renewals.is_idle());
     }
 
     #[test]

@@ -199,6 +199,11 @@ impl Watches {
         self.broadcasts.get(&broadcast).map(|broadcast| broadcast.next)
     }
 
+    /// Returns true if a member has confirmed the watch of a broadcast since it was last opened.
+    pub(crate) fn is_created(&self, broadcast: BroadcastId) -> bool {
+        self.broadcasts.get(&broadcast).is_some_and(|broadcast| broadcast.created)
+    }
+
     /// Returns true if the member has to be asked for the progress of this broadcast: a client has requested
     /// it, or the group has several broadcasts, and the member's progress response may show that this one can
     /// be merged with an older one.

@@ -23,13 +23,17 @@ pub struct Network {
 }
 
 impl Network {
-    /// Parses `ADDRESS/BITS`; without `/BITS` the network is that address alone.
+    /// Parses `ADDRESS/BITS`; without `/BITS` the network is that address alone. An IPv4 address in the form of IPv6
+    /// is refused, because addresses count as IPv4 in that form, so that no address would be in the network.
     fn parse(text: &str) -> Option<Network> {
         let (address, bits) = match text.split_once('/') {
             Some((address, bits)) => (address, Some(bits)),
             None => (text, None),
         };
         let address: IpAddr = address.parse().ok()?;
+        if address.to_canonical() != address {
+            return None;
+        }
         let most = if address.is_ipv4() { 32 } else { 128 };
         let bits = match bits {
             Some(bits) => bits.parse().ok().filter(|bits| *bits <= most)?,
@@ -48,6 +52,11 @@ impl Network {
             _ => return false,
         };
         self.bits == 0 || (own ^ other) >> (128 - u32::from(self.bits)) == 0
+    }
+
+    /// Returns true if both are the same network, also if they name other addresses of it.
+    fn is_same(&self, other: &Network) -> bool {
+        self.bits == other.bits && self.contains(other.address)
     }
 }
 
@@ -100,7 +109,8 @@ impl ZoneNetworks {
     ///
     /// Returns an error that names the first item that is not valid.
     pub fn parse(items: &[String]) -> Result<ZoneNetworks, ZoneError> {
-        let (mut names, mut networks) = (Vec::<String>::new(), Vec::with_capacity(items.len()));
+        let mut names = Vec::<String>::new();
+        let mut networks = Vec::<(usize, Network)>::with_capacity(items.len());
         for item in items.iter().filter(|item| !item.is_empty()) {
             let refused = |why| ZoneError { item: item.clone(), why };
             let (zone, network) = item.split_once('=').ok_or_else(|| refused("is not ZONE=ADDRESS/BITS"))?;
@@ -113,6 +123,9 @@ impl ZoneNetworks {
                 names.push(zone.to_owned());
                 names.len() - 1
             });
+            if networks.iter().any(|(other, known)| *other != at && known.is_same(&network)) {
+                return Err(refused("names the network of another zone"));
+            }
             networks.push((at, network));
         }
         // The network with the most bits decides.
@@ -126,8 +139,11 @@ impl ZoneNetworks {
     }
 
     /// Returns the index in [`ZoneNetworks::names`] of the zone of a client; `None` if its address is in none
-    /// of the networks.
+    /// of the networks, or is no address: that of a client of a Unix socket.
     pub fn index_of(&self, address: IpAddr) -> Option<usize> {
+        if address.is_unspecified() {
+            return None;
+        }
         self.networks.iter().find(|(_, network)| network.contains(address)).map(|(at, _)| *at)
     }
 
@@ -162,6 +178,10 @@ mod tests {
         assert_eq!(zone("192.168.0.1"), None);
         assert_eq!(parse("a=0.0.0.0/0").expect("sound").zone_of([1, 2, 3, 4].into()), Some("a"));
         assert!(parse("").expect("sound").is_empty());
+        let everywhere = parse("a=0.0.0.0/0,a=::/0").expect("sound");
+        assert_eq!(everywhere.zone_of([0, 0, 0, 0].into()), None, "a client of a Unix socket");
+        assert_eq!(everywhere.zone_of([0; 16].into()), None);
+        assert_eq!(everywhere.zone_of([1; 16].into()), Some("a"));
     }
 
     #[test]
@@ -187,9 +207,15 @@ mod tests {
             "=10.0.0.0/8",
             "a b=10.0.0.0/8",
             "a=1.2.3.4/-1",
+            "a=::ffff:10.0.0.0/104",
         ] {
             let refused = parse(bad).expect_err(bad);
             assert!(refused.to_string().contains(bad.split('=').next().expect("a part")), "{refused}");
         }
+        for twice in ["a=10.0.0.0/8,b=10.1.2.3/8", "a=fd00::/16,b=fd00::/16", "a=0.0.0.0/0,b=1.0.0.0/0"] {
+            let refused = parse(twice).expect_err(twice).to_string();
+            assert!(refused.contains("\"b=") && refused.contains("another zone"), "{refused}");
+        }
+        parse("a=10.0.0.0/8,a=10.0.0.0/8,b=10.0.0.0/9,c=::/0,d=0.0.0.0/0").expect("one zone each");
     }
 }

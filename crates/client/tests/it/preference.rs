@@ -1,11 +1,14 @@
 //! Preferred endpoints are used first, and others only if these do not serve.
 
 use std::collections::HashMap;
+use std::sync::{Arc, OnceLock};
+use std::time::{Duration, Instant};
 
-use api::etcdserverpb::{RangeRequest, RangeResponse};
+use api::etcdserverpb::{Member, MemberListResponse, RangeRequest, RangeResponse};
 use api::{Rpc, error};
 use mainstay_client::{CallOptions, Client, Preference, Settings};
 use prost::Message as _;
+use tokio::time::timeout;
 
 use crate::run;
 use crate::server::{Call, Server};
@@ -54,15 +57,15 @@ fn a_new_order_applies_to_the_next_call_and_streams_can_tell() {
         let (first, second) = (answers(1).await, answers(2).await);
         let (client, preference) = client_of(&[&first, &second]);
         assert_eq!(ask(&client).await, 1);
-        assert!(!client.is_outranked(&first.endpoint()));
+        assert!(!client.is_outranked(&first.endpoint(), 1));
         preference.set(&HashMap::from([(first.endpoint(), 1), (second.endpoint(), 0)]));
-        // The second one is not connected yet, so the first call may still go to the first.
-        while ask(&client).await != 2 {}
+        // The second one is not connected yet. The call waits for it.
         assert_eq!(ask(&client).await, 2);
-        while !client.is_outranked(&first.endpoint()) {
+        while !client.is_outranked(&first.endpoint(), 1) {
             tokio::task::yield_now().await;
         }
-        assert!(!client.is_outranked(&second.endpoint()));
+        assert!(!client.is_outranked(&second.endpoint(), 1));
+        assert!(!client.is_outranked(&first.endpoint(), 2), "ranks 0 and 1 count as equal");
     });
 }
 
@@ -104,5 +107,106 @@ fn endpoints_are_passed_over_in_their_order() {
             reached.sort_unstable();
             assert_eq!(reached, [1, 2, 3]);
         }
+    });
+}
+
+/// Returns a listener to which nothing can connect in time, because its queue of connections is full, and
+/// the connections that fill it.
+async fn black_hole() -> (tokio::net::TcpListener, Vec<tokio::net::TcpStream>) {
+    let socket = tokio::net::TcpSocket::new_v4().unwrap();
+    socket.bind("127.0.0.1:0".parse().unwrap()).unwrap();
+    let listener = socket.listen(1).unwrap();
+    let address = listener.local_addr().unwrap();
+    let mut held = Vec::new();
+    while let Ok(Ok(stream)) =
+        timeout(Duration::from_millis(200), tokio::net::TcpStream::connect(address)).await
+    {
+        held.push(stream);
+    }
+    (listener, held)
+}
+
+#[test]
+fn an_open_connection_is_used_while_a_preferred_endpoint_is_silent() {
+    run(async {
+        let far = answers(2).await;
+        let (hole, _held) = black_hole().await;
+        let near = hole.local_addr().unwrap().to_string();
+        let preference = Preference::default();
+        preference.set(&HashMap::from([(far.endpoint(), 0), (near.clone(), 1)]));
+        let settings =
+            Settings { preference: Some(preference.clone()), ..Settings::of([near.clone(), far.endpoint()]) };
+        let client = Client::new(settings).unwrap();
+        assert_eq!(ask(&client).await, 2);
+        preference.set(&HashMap::from([(far.endpoint(), 1), (near, 0)]));
+        // Connecting to the silent one goes on for longer than this.
+        assert_eq!(timeout(Duration::from_secs(2), ask(&client)).await, Ok(2));
+        // Only the first call waits a little, in case that it connects at once.
+        let began = Instant::now();
+        for _ in 0..4 {
+            assert_eq!(ask(&client).await, 2);
+        }
+        assert!(began.elapsed() < Duration::from_millis(400), "{:?}", began.elapsed());
+    });
+}
+
+#[test]
+fn a_call_that_waits_for_a_silent_endpoint_follows_a_new_order() {
+    run(async {
+        let far = answers(2).await;
+        let (hole, _held) = black_hole().await;
+        let near = hole.local_addr().unwrap().to_string();
+        let preference = Preference::default();
+        preference.set(&HashMap::from([(far.endpoint(), 1), (near.clone(), 0)]));
+        let settings =
+            Settings { preference: Some(preference.clone()), ..Settings::of([near.clone(), far.endpoint()]) };
+        let client = Client::new(settings).unwrap();
+        let mut call = std::pin::pin!(ask(&client));
+        let waits = timeout(Duration::from_millis(100), &mut call).await;
+        assert!(waits.is_err(), "for the preferred one");
+        preference.set(&HashMap::from([(far.endpoint(), 1), (near, 4)]));
+        // Before its patience with the silent one ends, after which it would use the other one anyway.
+        assert_eq!(timeout(Duration::from_millis(300), call).await, Ok(2));
+    });
+}
+
+#[test]
+fn the_given_endpoints_stay_beside_those_of_the_member_list() {
+    run(async {
+        let listed = Arc::new(OnceLock::new());
+        let members = Server::start({
+            let listed = listed.clone();
+            move |call: Call| {
+                let client_urls = Vec::clone(listed.get().unwrap());
+                let member = Member { name: "m".to_owned(), client_urls, ..Member::default() };
+                let answer = MemberListResponse { members: vec![member], ..MemberListResponse::default() };
+                async move { call.reply(Ok(answer)) }
+            }
+        })
+        .await;
+        let (given, dead, other) = (members.address.to_string(), "127.0.0.1:2", "http://127.0.0.1:1");
+        listed.set(vec![format!("http://{given}"), other.to_owned()]).unwrap();
+        let settings = Settings {
+            preference: Some(Preference::default()),
+            ..Settings::of([given.clone(), dead.to_owned()])
+        };
+        let client = Client::new(settings).unwrap();
+        client.sync().await.unwrap();
+        // One that is listed keeps its string, by which it has its rank.
+        assert_eq!(client.endpoints(), [&given, dead, other]);
+    });
+}
+
+#[test]
+fn others_are_connected_while_a_preferred_endpoint_is_silent() {
+    run(async {
+        let far = answers(2).await;
+        let (hole, _held) = black_hole().await;
+        let near = hole.local_addr().unwrap().to_string();
+        let preference = Preference::default();
+        preference.set(&HashMap::from([(far.endpoint(), 1), (near.clone(), 0)]));
+        let settings = Settings { preference: Some(preference), ..Settings::of([near, far.endpoint()]) };
+        let client = Client::new(settings).unwrap();
+        assert_eq!(timeout(Duration::from_secs(3), ask(&client)).await, Ok(2));
     });
 }

@@ -226,7 +226,6 @@ fn refusals_are_as_expected() {
         --experimental-warning-apply-duration=x
         ETCD_ADVERTISE_CLIENT_URL=http://a:1 --listen-client-urls=http://127.0.0.1:1
         --zone-member-list=only
-        --zone-networks=a=10.0.0.0/8
         --zone-networks=a=10.0.0.0/33 --zone-member-list=only
         gateway start
         grpc-proxy start
@@ -246,6 +245,8 @@ fn warnings_and_bootstraps_are_as_expected() {
         --name=a --data-dir=/d --auto-compaction-mode=revision --auto-compaction-retention=5m --metrics=all
         --name=a --data-dir=/d --feature-gates=InitialCorruptCheck=true,FastLeaseKeepAlive=false
         --name=a --data-dir=/d --feature-gates=AllAlpha=true
+        --name=a --data-dir=/d --zone-networks=a=10.0.0.0/8
+        --name=a --data-dir=/d --zone-networks=a=10.0.0.0/8 --zone=a
         --name=a --data-dir=/d --experimental-enable-lease-checkpoint --experimental-raft-pipeline=false --experimental-batch-fsync-window=0
         --name=a --data-dir=/d --experimental-initial-corrupt-check=true --experimental-watch-progress-notify-interval=5s
         ETCD_EXPERIMENTAL_MAX_LEARNERS=2 --name=a --data-dir=/d --experimental-compact-hash-check-enabled

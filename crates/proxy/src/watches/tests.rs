@@ -318,3 +318,20 @@ fn ids_are_the_clients_or_the_next_free_ones() {
     world.created(1, 5);
     world.watches.cancel(7, 1);
 }
+
+#[test]
+fn a_watch_that_is_taken_over_repeats_nothing_to_those_who_were_told() {
+    let mut world = World::new();
+    world.create(1, 0);
+    world.created(1, 10);
+    world.events(1, 12, &[11, 12]);
+    world.progress(1, 20);
+    assert_eq!(world.watches.start_of(1), Some(21));
+    // The other member was asked for events from 12 on, before the first one has told of 12 and the progress.
+    assert!(world.watches.is_created(1));
+    world.created(1, 15);
+    world.events(1, 15, &[12]);
+    world.events(1, 22, &[21, 22]);
+    assert_eq!(world.told(1), ["created@10", "11+12", "21+22"]);
+    assert!(!world.watches.is_created(2));
+}

@@ -131,3 +131,22 @@ fn connections_beyond_the_limit_wait() {
         server.accept().await.unwrap();
     });
 }
+
+#[test]
+fn distances_are_measured_by_connections_that_end_at_once() {
+    testkit::block_on(LIMIT, async {
+        let servers = [
+            TcpListener::bind("127.0.0.1:0").await.unwrap(),
+            TcpListener::bind("127.0.0.1:0").await.unwrap(),
+        ];
+        let zone = ZoneOptions {
+            zone: "a".to_owned(),
+            networks: ZoneNetworks::parse(&["a=127.0.0.0/8".to_owned()]).unwrap(),
+        };
+        gateway_in(zone, &servers.each_ref().map(|server| server.local_addr().unwrap()), 10).await;
+        for server in servers {
+            let (mut stream, _) = server.accept().await.expect("it is measured although no client has come");
+            assert_eq!(stream.read(&mut [0]).await.unwrap_or(0), 0);
+        }
+    });
+}

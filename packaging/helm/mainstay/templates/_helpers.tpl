@@ -63,16 +63,23 @@ pods and labels stays short enough.
 {{- join "," $urls -}}
 {{- end -}}
 
+{{- /* Not empty if extraFlags set the zone of the members. A member refuses a flag that is in its environment, too. */ -}}
+{{- define "mainstay.hasZoneFlag" -}}
+{{- range .Values.extraFlags -}}
+{{- if or (eq . "--zone") (hasPrefix "--zone=" .) -}}yes{{- end -}}
+{{- end -}}
+{{- end -}}
+
 {{- /* Refuses observers that cannot be what the values ask for. */ -}}
 {{- define "mainstay.checkZones" -}}
 {{- $names := list -}}
-{{- range .Values.zones.observers -}}
+{{- range (.Values.zones).observers -}}
 {{- $names = append $names .zone -}}
 {{- end -}}
 {{- if ne (len $names) (len (uniq $names)) -}}
 {{- fail (printf "zones.observers: a zone is there twice: %s. Give it more replicas instead." (join ", " $names)) -}}
 {{- end -}}
-{{- if and $names (not .Values.zones.enabled) -}}
+{{- if and $names (not (.Values.zones).enabled) -}}
 {{- fail "zones.observers: there are none without zones.enabled: true" -}}
 {{- end -}}
 {{- end -}}
