@@ -13,6 +13,9 @@ use tokio::time::timeout;
 use crate::run;
 use crate::server::{Call, Server};
 
+/// Time for which a call waits for a preferred endpoint that was not connected before.
+const PATIENCE: Duration = Duration::from_millis(500);
+
 async fn answers(count: i64) -> Server {
     Server::start(move |call: Call| async move {
         call.reply(Ok(RangeResponse { count, ..RangeResponse::default() }));
@@ -141,12 +144,15 @@ fn an_open_connection_is_used_while_a_preferred_endpoint_is_silent() {
         preference.set(&HashMap::from([(far.endpoint(), 1), (near, 0)]));
         // Connecting to the silent one goes on for longer than this.
         assert_eq!(timeout(Duration::from_secs(2), ask(&client)).await, Ok(2));
-        // Only the first call waits a little, in case that it connects at once.
-        let began = Instant::now();
-        for _ in 0..4 {
+        // Only the first call waits a little, in case that it connects at once. If each did, none would be fast;
+        // on a busy machine some may be slow.
+        let mut fastest = Duration::MAX;
+        for _ in 0..20 {
+            let began = Instant::now();
             assert_eq!(ask(&client).await, 2);
+            fastest = fastest.min(began.elapsed());
         }
-        assert!(began.elapsed() < Duration::from_millis(400), "{:?}", began.elapsed());
+        assert!(fastest < PATIENCE, "{fastest:?}");
     });
 }
 
@@ -156,17 +162,27 @@ fn a_call_that_waits_for_a_silent_endpoint_follows_a_new_order() {
         let far = answers(2).await;
         let (hole, _held) = black_hole().await;
         let near = hole.local_addr().unwrap().to_string();
-        let preference = Preference::default();
-        preference.set(&HashMap::from([(far.endpoint(), 1), (near.clone(), 0)]));
-        let settings =
-            Settings { preference: Some(preference.clone()), ..Settings::of([near.clone(), far.endpoint()]) };
-        let client = Client::new(settings).unwrap();
-        let mut call = std::pin::pin!(ask(&client));
-        let waits = timeout(Duration::from_millis(100), &mut call).await;
-        assert!(waits.is_err(), "for the preferred one");
-        preference.set(&HashMap::from([(far.endpoint(), 1), (near, 4)]));
-        // Before its patience with the silent one ends, after which it would use the other one anyway.
-        assert_eq!(timeout(Duration::from_millis(300), call).await, Ok(2));
+        // A call that did not notice the new order would be answered when its patience with the silent endpoint
+        // ends. On a busy machine a call may take that long anyway, so it is tried until one is faster.
+        for attempt in 0.. {
+            let preference = Preference::default();
+            preference.set(&HashMap::from([(far.endpoint(), 1), (near.clone(), 0)]));
+            let settings = Settings {
+                preference: Some(preference.clone()),
+                ..Settings::of([near.clone(), far.endpoint()])
+            };
+            let client = Client::new(settings).unwrap();
+            let began = Instant::now();
+            let mut call = std::pin::pin!(ask(&client));
+            if timeout(PATIENCE / 5, &mut call).await.is_err() {
+                preference.set(&HashMap::from([(far.endpoint(), 1), (near.clone(), 4)]));
+                assert_eq!(call.await, 2);
+                if began.elapsed() < PATIENCE {
+                    break;
+                }
+            }
+            assert!(attempt < 20, "no call followed the new order");
+        }
     });
 }
 
