@@ -117,8 +117,8 @@ impl Comparison {
         Err(NoHash::Future)
     }
 
-    /// Examines different hashes: asks all members, and searches the first different key. The result is equal only if
-    /// the member that returned a different hash now returns the hash of the copy.
+    /// Examines different hashes: asks all members, and searches the first different key. The result is never equal: a
+    /// member that now returns the hash of the copy has returned two hashes of one revision, which proves nothing.
     async fn examine(
         &self,
         revision: i64,
@@ -130,19 +130,24 @@ impl Comparison {
         let mut members = Vec::new();
         for other in self.source.endpoints() {
             match self.patient_hash(&other, revision).await {
-                Ok(hash) if hash.compact_revision == compact_revision => members.push((other, hash.hash)),
+                Ok(hash) if hash.compact_revision == compact_revision => members.push((other, hash)),
                 Err(NoHash::Trouble(trouble @ Trouble::Final(_))) => return Err(trouble),
                 _ => {}
             }
         }
-        if members.iter().any(|(other, hash)| other == endpoint && *hash == own) {
+        let again = members.iter().find(|(other, _)| other == endpoint).map(|(_, again)| *again);
+        if again.is_some_and(|again| again.hash != theirs.hash && again.member_id == theirs.member_id) {
+            let text = "a member of the source has returned two different hashes of one revision";
             self.logger.warn(
-                "a member of the source has returned two different hashes of one revision; the second one is that of this shadow",
+                text,
                 &[("endpoint", Value::Str(endpoint)), ("revision", Value::Int(revision))],
             );
-            return Ok(Outcome::Equal { hash: own, compact_revision });
+            return Ok(skipped(format!("{text}: {endpoint}")));
         }
-        if !members.iter().any(|(other, _)| other == endpoint) {
+        let mut members: Vec<(String, u32)> =
+            members.into_iter().map(|(other, found)| (other, found.hash)).collect();
+        // If another member answers at the same endpoint now, both hashes are told.
+        if again.is_none_or(|again| again.hash != theirs.hash) {
             members.push((endpoint.to_owned(), theirs.hash));
         }
         if !theirs.is_of_revision && self.source.is_compacted(revision).await.unwrap_or(true) {

@@ -65,6 +65,8 @@ pub(crate) struct Copy {
     chain: Chain,
     /// Revision of the last step that was made; the next one must follow it.
     planned: i64,
+    /// True if a revision was missing after it.
+    has_gap: bool,
     /// Leases that the copy has.
     leases: HashSet<i64>,
 }
@@ -94,7 +96,7 @@ pub(crate) async fn open(
     let shared = Arc::clone(running.shared());
     shared.diagnostics.metrics.export_shadow();
     let planned = revision_of(&shared);
-    Ok(Copy { running, shared, chain: Chain::default(), planned, leases: HashSet::new() })
+    Ok(Copy { running, shared, chain: Chain::default(), planned, has_gap: false, leases: HashSet::new() })
 }
 
 /// Returns the options of the member that holds the copy.
@@ -174,9 +176,27 @@ impl Copy {
     ///
     /// Returns an error if the copy does not answer.
     pub(crate) async fn begin(&mut self) -> Result<(), Trouble> {
+        // Transactions whose answers were not awaited may still be under way. They come before this one, which changes
+        // nothing; once it is answered, the revision of the copy is final.
+        let nothing = pb::TxnRequest::default();
+        let barrier = pb::InternalRaftRequest { txn: Some(nothing), ..Default::default() };
+        if let Err(status) = self.outcome(barrier).await? {
+            return Err(own("be read", &status));
+        }
         self.leases = self.listed().await?;
-        (self.chain, self.planned) = (Chain::default(), self.revision());
+        (self.chain, self.planned, self.has_gap) = (Chain::default(), self.revision(), false);
         Ok(())
+    }
+
+    /// Returns the revision of the last step that was made.
+    pub(crate) fn planned(&self) -> i64 {
+        self.planned
+    }
+
+    /// Returns true if revisions were missing between the steps that were made and the events of the last
+    /// [`Copy::plan`].
+    pub(crate) fn has_gap(&self) -> bool {
+        self.has_gap
     }
 
     /// Makes the transactions for the events of whole revisions, which must follow those before without a gap.
@@ -190,6 +210,7 @@ impl Copy {
             // A condition about one key of the revision is enough; the shortest key costs least.
             let Some(mark) = events.iter().map(Mark::of).min_by_key(|mark| mark.key.len()) else { continue };
             if mark.revision != self.planned + 1 {
+                self.has_gap = true;
                 return Err(Trouble::Passing(format!(
                     "the watch at the source brought revision {} after {}, without the revisions between",
                     mark.revision, self.planned

@@ -15,7 +15,7 @@ use tokio::time::{Instant, sleep};
 
 use crate::copy::{self, Copy, NAME};
 use crate::directory::Directory;
-use crate::session::Session;
+use crate::session::{STANDSTILL_PATIENCE, Session};
 use crate::source::Source;
 use crate::tally::{Lag, Tally};
 use crate::trouble::Trouble;
@@ -79,6 +79,8 @@ pub(crate) struct Shadow {
     pub(crate) alarms: BTreeSet<String>,
     /// Time of the next comparison at the newest revision, if there is an interval.
     pub(crate) next_comparison: Instant,
+    /// Time that a copy may stand still while its source is ahead.
+    pub(crate) standstill_patience: Duration,
     /// The last trouble that was logged, and when; so that it is not logged again at each attempt.
     told: Option<(String, Instant)>,
 }
@@ -121,6 +123,7 @@ pub(crate) async fn run(settings: Settings, logger: Arc<Logger>, stop: Stop) -> 
         lag,
         alarms: BTreeSet::new(),
         next_comparison,
+        standstill_patience: STANDSTILL_PATIENCE.0,
         told: None,
     };
     loop {

@@ -1,9 +1,11 @@
 //! Follows the source over one watch: applies its revisions, follows its compactions and leases, and compares.
 
 use std::collections::{BTreeSet, HashSet};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::Status;
 use api::mvccpb::Event;
 use client::{WatchUpdate, Watcher};
 use prost::Message as _;
@@ -37,6 +39,22 @@ const REPORTS_MAX: usize = 4;
 /// Number of attempts to make a comparison whose hashes are not comparable, for example because the source has just
 /// been compacted.
 const ATTEMPTS_MAX: u32 = 5;
+/// Time after which a watch that has not opened is logged.
+const OPENING_PATIENCE: Duration = Duration::from_secs(30);
+/// Shortest and longest time after which the watch is opened again if the source is ahead and the copy does not move. It
+/// is doubled each time, because the changes of one revision may need long.
+pub(crate) const STANDSTILL_PATIENCE: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(3600));
+
+/// The watch, with the wait for its next update. The wait is kept until it has ended: opening a watch may take longer
+/// than the session can wait at a time, and must not begin anew each time.
+type Waiting = Pin<Box<dyn Future<Output = (Watcher, Result<Option<WatchUpdate>, Status>)> + Send>>;
+
+fn waiting(mut watcher: Watcher) -> Waiting {
+    Box::pin(async move {
+        let update = watcher.next().await;
+        (watcher, update)
+    })
+}
 
 /// What a task has found out about the source.
 enum Report {
@@ -78,6 +96,13 @@ pub(crate) struct Session<'a> {
     is_matching_leases: bool,
     next_leases: Instant,
     next_report: Instant,
+    began: Instant,
+    /// Number of times that the watch was created, up to the last update.
+    times_created: u64,
+    /// True if the next revision may come from the history of the source.
+    is_catching_up: bool,
+    /// The revision of the copy at which the source was first found ahead, and when. `None` while it is not.
+    standstill: Option<(i64, Instant)>,
 }
 
 impl Session<'_> {
@@ -98,7 +123,7 @@ impl Session<'_> {
             First::Left(connected) => connected?,
             First::Right(()) => return Ok(End::Stopped),
         };
-        let mut watcher = source.watch(copy.revision() + 1);
+        let mut waiting = waiting(source.watch(copy.revision() + 1));
         let (reports, mut reported) = mpsc::channel(REPORTS_MAX);
         let now = Instant::now();
         let mut session = Session {
@@ -113,12 +138,16 @@ impl Session<'_> {
             is_matching_leases: false,
             next_leases: now,
             next_report: now + REPORT_INTERVAL,
+            began: now,
+            times_created: 0,
+            is_catching_up: true,
+            standstill: None,
         };
         session.watch_position();
         loop {
             let tick = sleep_until(Instant::now() + TICK);
             // The watch comes last but one, because under load it always has something.
-            match race(stop.asked(), race(reported.recv(), race(watcher.next(), tick))).await {
+            match race(stop.asked(), race(reported.recv(), race(&mut waiting, tick))).await {
                 First::Left(()) => return Ok(End::Stopped),
                 First::Right(First::Left(report)) => {
                     let Some(report) = report else { continue };
@@ -126,9 +155,8 @@ impl Session<'_> {
                         return Ok(end);
                     }
                 }
-                First::Right(First::Right(First::Left(update))) => {
-                    let update = update.map_err(|status| Trouble::of_source("watch all keys", &status))?;
-                    session.take_updates(update, &mut watcher).await?;
+                First::Right(First::Right(First::Left(ready))) => {
+                    waiting = session.take_updates(ready).await?;
                 }
                 First::Right(First::Right(First::Right(()))) => {}
             }
@@ -164,25 +192,51 @@ impl Session<'_> {
         });
     }
 
-    /// Applies an update of the watch, together with those that have already arrived.
+    /// Applies an update of the watch, together with those that have already arrived. Returns the wait for the next.
     async fn take_updates(
         &mut self,
-        first: Option<WatchUpdate>,
-        watcher: &mut Watcher,
-    ) -> Result<(), Trouble> {
+        first: (Watcher, Result<Option<WatchUpdate>, Status>),
+    ) -> Result<Waiting, Trouble> {
         let mut steps = Vec::new();
-        let mut bytes = self.plan(first, &mut steps)?;
-        for _ in 1..GATHERED_MAX {
-            if bytes >= GATHERED_BYTES {
-                break;
+        // The first revision that may come from the history of the source.
+        let mut of_history = None;
+        let (mut ready, mut bytes, mut gathered) = (first, 0, 0);
+        let next = loop {
+            let (watcher, update) = ready;
+            let update = update.map_err(|status| Trouble::of_source("watch all keys", &status))?;
+            if watcher.times_created() != self.times_created {
+                self.times_created = watcher.times_created();
+                self.is_catching_up = true;
             }
-            match race(watcher.next(), std::future::ready(())).await {
-                First::Left(update) => {
-                    let update = update.map_err(|status| Trouble::of_source("watch all keys", &status))?;
-                    bytes += self.plan(update, &mut steps)?;
+            let planned = self.copy.planned();
+            bytes += match self.plan(update, &mut steps) {
+                Err(Trouble::Passing(text)) if self.copy.has_gap() => {
+                    // A source may have removed whole revisions, if they consisted of deletions.
+                    let before = self.copy.planned();
+                    return Err(match self.source.is_compacted(before).await? {
+                        true => Trouble::Compacted(before + 1),
+                        false => Trouble::Passing(text),
+                    });
                 }
-                First::Right(()) => break,
+                other => other?,
+            };
+            if self.copy.planned() > planned && std::mem::take(&mut self.is_catching_up) {
+                of_history.get_or_insert(planned + 1);
             }
+            gathered += 1;
+            let mut next = waiting(watcher);
+            if gathered == GATHERED_MAX || bytes >= GATHERED_BYTES {
+                // The source may have been faster than the shadow, and have put this watch aside.
+                self.is_catching_up = true;
+                break next;
+            }
+            match race(&mut next, std::future::ready(())).await {
+                First::Left(updated) => ready = updated,
+                First::Right(()) => break next,
+            }
+        };
+        if let Some(revision) = of_history {
+            self.check_history(revision).await?;
         }
         let missing = self.copy.missing_leases(&steps);
         if !missing.is_empty() {
@@ -192,7 +246,17 @@ impl Session<'_> {
         }
         self.copy.apply(steps).await?;
         self.shadow.lag.reached(self.copy.revision());
-        Ok(())
+        Ok(next)
+    }
+
+    /// Checks that a revision that comes from the history of the source was read whole. A compaction at exactly that
+    /// revision may have removed its deletions, and etcd lets a watch begin there. The source is asked after the
+    /// revision has arrived, so a compact revision below it proves that nothing of it was removed when it was read.
+    async fn check_history(&self, revision: i64) -> Result<(), Trouble> {
+        match self.source.is_compacted(revision - 1).await? {
+            true => Err(Trouble::Compacted(revision)),
+            false => Ok(()),
+        }
     }
 
     /// Makes steps of an update of the watch. Returns the bytes of its events.
@@ -203,6 +267,9 @@ impl Session<'_> {
                 let now = std::time::Instant::now();
                 let revision = response.header.map_or(0, |header| header.revision);
                 self.shadow.lag.source_had(revision, now);
+                // Revisions that are sent as they are made come alone, and nothing is newer. Anything else is history.
+                let first = response.events.first().and_then(|event| event.kv.as_ref());
+                self.is_catching_up |= first.is_some_and(|kv| kv.mod_revision != revision);
                 steps.append(&mut self.copy.plan(&response.events)?);
                 Ok(response.events.iter().map(Event::encoded_len).sum())
             }
@@ -227,11 +294,16 @@ impl Session<'_> {
                 if revision < own {
                     return Err(is_behind(revision, own));
                 }
-                // An answer alone is no progress: the disk of the shadow may be full.
-                if self.copy.revision() >= revision {
+                // An answer alone is no progress: the disk of the shadow may be full, or the watch may not open.
+                let is_watching = self.times_created > 0;
+                if self.copy.revision() >= revision && is_watching {
                     self.shadow.is_well();
                 }
-                self.copy.metrics().connected.set(1);
+                self.check_progress(revision)?;
+                self.copy.metrics().connected.set_bool(is_watching);
+                if !is_watching && self.began.elapsed() >= OPENING_PATIENCE {
+                    self.shadow.tell("the source answers, but has not opened a watch");
+                }
                 self.shadow.lag.source_had(revision, at);
                 self.shadow.lag.reached(self.copy.revision());
                 self.note_compaction(compact_revision);
@@ -265,6 +337,36 @@ impl Session<'_> {
             }
         }
         Ok(None)
+    }
+
+    /// Ends the session if the source is ahead and the copy has not moved for long, although a watch is open: the watch
+    /// may be stuck, or the missing revisions may have been compacted away.
+    fn check_progress(&mut self, revision: i64) -> Result<(), Trouble> {
+        let (reached, now) = (self.copy.revision(), Instant::now());
+        if reached >= revision || self.times_created == 0 {
+            self.standstill = None;
+            return Ok(());
+        }
+        match self.standstill {
+            Some((at, since)) if at == reached => {
+                let patience = self.shadow.standstill_patience;
+                if now - since < patience {
+                    return Ok(());
+                }
+                self.shadow.standstill_patience = (patience * 2).min(STANDSTILL_PATIENCE.1);
+                Err(Trouble::Passing(format!(
+                    "the source is at revision {revision}, but its watch has brought nothing after {reached} for {} s",
+                    patience.as_secs()
+                )))
+            }
+            before => {
+                if before.is_some() {
+                    self.shadow.standstill_patience = STANDSTILL_PATIENCE.0;
+                }
+                self.standstill = Some((reached, now));
+                Ok(())
+            }
+        }
     }
 
     fn note_compaction(&mut self, revision: i64) {
@@ -422,6 +524,10 @@ async fn connect(shadow: &mut Shadow, copy: &Copy) -> Result<Source, Trouble> {
     if revision < own {
         return Err(is_behind(revision, own));
     }
+    // A watch could still begin exactly at the compact revision, but deletions of that revision may be gone.
+    if source.is_compacted(own).await? {
+        return Err(Trouble::Compacted(own + 1));
+    }
     let endpoints = source.endpoints();
     let endpoints: Vec<&str> = endpoints.iter().map(String::as_str).collect();
     shadow.logger.info(
@@ -445,7 +551,12 @@ fn is_behind(revision: i64, own: i64) -> Trouble {
 
 async fn position(source: &Source, known: i64) -> Result<(i64, i64), Trouble> {
     let revision = source.revision().await?;
-    Ok((revision, source.compact_revision(known, revision).await?))
+    let compact_revision = source.compact_revision(known, revision).await?;
+    if compact_revision > known {
+        // The answer that a revision is compacted does not say which cluster it comes from.
+        source.confirm().await?;
+    }
+    Ok((revision, compact_revision))
 }
 
 async fn leases(source: &Source, known: &HashSet<i64>) -> Result<(HashSet<i64>, Vec<(i64, i64)>), Trouble> {

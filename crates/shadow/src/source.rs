@@ -35,6 +35,8 @@ const LEASE_CALLS_MAX: usize = 32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SourceHash {
     pub(crate) hash: u32,
+    /// Id of the member that has answered: an endpoint may be an address of several.
+    pub(crate) member_id: u64,
     /// Compact revision for which the hash was computed; -1 if there is none.
     pub(crate) compact_revision: i64,
     /// True if the member has said that the hash is of the revision asked for. etcd before 3.6 does not say it, and
@@ -101,6 +103,15 @@ impl Source {
         }
         let (_, cluster_id) = found.ok_or(trouble)?;
         Ok(Source { client: client.clone(), cluster_id })
+    }
+
+    /// Checks again that all endpoints that answer belong to this cluster.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if one does not, or if none answers.
+    pub(crate) async fn confirm(&self) -> Result<(), Trouble> {
+        Source::identify(&self.client, Some(self.cluster_id)).await.map(|_| ())
     }
 
     /// Returns the id of the cluster.
@@ -216,6 +227,7 @@ impl Source {
         }
         Ok(SourceHash {
             hash: answer.hash,
+            member_id: answer.header.unwrap_or_default().member_id,
             compact_revision: answer.compact_revision,
             is_of_revision: answer.hash_revision == revision,
         })
