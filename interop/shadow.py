@@ -114,7 +114,7 @@ class Shadow:
     def start(self, *flags):
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
-                [self.mainstay, "shadow", f"--feed={self.feed}", f"--data-dir={self.data}", "--compare-interval=2s",
+                [self.mainstay, "shadow", f"--feed={self.feed}", f"--data-dir={self.data}", "--compare-interval=2s", "--compare-rest=0",
                  f"--listen-metrics-urls={self.metrics_url}", *self.flags, *flags], stdout=log, stderr=log)
 
     def metrics(self):

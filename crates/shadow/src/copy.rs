@@ -512,24 +512,35 @@ impl CopyReader {
         }
     }
 
-    /// Returns up to `limit` keys from `from` on, as of a revision.
+    /// Returns up to `limit` keys from `from` on, as of a revision; no further ones after `bytes_max` bytes, but two in
+    /// any case.
     ///
     /// # Errors
     ///
     /// Returns the reason why they cannot be read.
-    pub(crate) fn page(&self, from: &[u8], revision: i64, limit: usize) -> Result<Vec<KeyValue>, String> {
+    pub(crate) fn page(
+        &self,
+        from: &[u8],
+        revision: i64,
+        limit: usize,
+        bytes_max: usize,
+    ) -> Result<Vec<KeyValue>, String> {
         let (state, published) = self.0.read_long(Reader::Range);
         drop(published);
         let slice = state.slice().map_err(|error: Overtaken| error.to_string())?;
         let snapshot = slice.snapshot();
         let values = LogValues::new(self.0.data.values.clone());
         let versions = snapshot.range(KeyRange::from(from), Revision(revision));
-        let mut found = Vec::new();
+        let (mut found, mut bytes) = (Vec::new(), 0);
         for version in versions.map_err(|error| machine::range::refused(error).shown())?.take(limit) {
             let mut encoded = BytesMut::new();
             put_kv(version, Projection::default(), &values, &mut encoded)
                 .map_err(|error| error.to_string())?;
+            bytes += encoded.len();
             found.push(KeyValue::decode(encoded.freeze()).map_err(|error| error.to_string())?);
+            if bytes >= bytes_max && found.len() > 1 {
+                break;
+            }
         }
         Ok(found)
     }

@@ -25,8 +25,11 @@ const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs
 /// Interval at which an unchanged trouble is logged again, and metrics are updated meanwhile.
 const REMIND_INTERVAL: Duration = Duration::from_secs(600);
 const TICK: Duration = Duration::from_secs(1);
-/// Time for which a copy has to follow its source so that the next one is made without a pause.
+/// Time for which a copy has to follow its source so that the next one is made without a pause, unless making it took
+/// longer.
 const SHORT_LIFE: Duration = Duration::from_secs(300);
+/// Shortest and longest pause before the next snapshot, after a copy that did not live that long.
+const SNAPSHOT_PAUSE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(4 * 3600));
 
 /// Settings of a shadow.
 pub(crate) struct Settings {
@@ -38,6 +41,8 @@ pub(crate) struct Settings {
     pub(crate) metrics_urls: Vec<String>,
     /// Interval between comparisons at the newest revision; zero for none.
     pub(crate) compare_interval: Duration,
+    /// Rest after a comparison, as a multiple of the time that a member of the source needed for its hash.
+    pub(crate) compare_rest: u32,
     /// True if the shadow ends at the first comparison that is different.
     pub(crate) exit_on_mismatch: bool,
     /// True if the shadow begins again from a snapshot when the source has compacted what it lacks.
@@ -66,6 +71,15 @@ impl Stop {
     }
 }
 
+/// Times before which the source is not asked for another hash, because it needs a rest after the last one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rest {
+    /// For a hash at the newest revision.
+    pub(crate) newest: Instant,
+    /// For the hash of a compaction.
+    pub(crate) compaction: Instant,
+}
+
 /// A shadow and what it has found out.
 pub(crate) struct Shadow {
     pub(crate) settings: Settings,
@@ -79,6 +93,10 @@ pub(crate) struct Shadow {
     pub(crate) alarms: BTreeSet<String>,
     /// Time of the next comparison at the newest revision, if there is an interval.
     pub(crate) next_comparison: Instant,
+    /// When the source may be asked for the next hash.
+    pub(crate) rest: Rest,
+    /// Time of the last examination of a difference.
+    pub(crate) examined_at: Option<Instant>,
     /// Time that a copy may stand still while its source is ahead.
     pub(crate) standstill_patience: Duration,
     /// The last trouble that was logged, and when; so that it is not logged again at each attempt.
@@ -123,12 +141,17 @@ pub(crate) async fn run(settings: Settings, logger: Arc<Logger>, stop: Stop) -> 
         lag,
         alarms: BTreeSet::new(),
         next_comparison,
+        rest: Rest { newest: next_comparison, compaction: next_comparison },
+        examined_at: None,
         standstill_patience: STANDSTILL_PATIENCE.0,
         told: None,
     };
+    let mut snapshot_pause = SNAPSHOT_PAUSE.0;
     loop {
+        let (preparing, snapshots) = (Instant::now(), shadow.tally.snapshots);
         let Some(mut copy) = shadow.prepare().await? else { break };
-        let began = Instant::now();
+        let is_new = shadow.tally.snapshots > snapshots;
+        let (began, cost) = (Instant::now(), preparing.elapsed());
         shadow.next_comparison = began;
         shadow.logger.info(
             "the copy serves nobody: it has no listener for clients and members",
@@ -146,10 +169,19 @@ pub(crate) async fn run(settings: Settings, logger: Arc<Logger>, stop: Stop) -> 
                 stopped?;
                 shadow.directory.clear()?;
                 // A source that is compacted faster than a copy catches up must not be asked for snapshots all the time.
-                let is_again = shadow.tally.snapshots > 0 && began.elapsed() < SHORT_LIFE;
-                if is_again && let First::Right(()) = race(sleep(PAUSE.1), shadow.stop.asked()).await {
+                let has_lived = began.elapsed() >= SHORT_LIFE.max(cost);
+                if has_lived || !is_new {
+                    snapshot_pause = SNAPSHOT_PAUSE.0;
+                    continue;
+                }
+                shadow.logger.warn(
+                    "the source has outrun a new copy; the next snapshot is taken later",
+                    &[("pause", Value::Duration(snapshot_pause))],
+                );
+                if let First::Right(()) = race(sleep(snapshot_pause), shadow.stop.asked()).await {
                     break;
                 }
+                snapshot_pause = (snapshot_pause * 2).min(SNAPSHOT_PAUSE.1);
             }
             End::Stopped | End::Different => {
                 stopped?;

@@ -39,6 +39,10 @@ const REPORTS_MAX: usize = 4;
 /// Number of attempts to make a comparison whose hashes are not comparable, for example because the source has just
 /// been compacted.
 const ATTEMPTS_MAX: u32 = 5;
+/// Interval at which differences are examined at most, because that reads all keys of the source in the worst case.
+const EXAMINE_INTERVAL: Duration = Duration::from_secs(24 * 3600);
+/// Longest rest between two comparisons.
+const REST_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 /// Time after which a watch that has not opened is logged.
 const OPENING_PATIENCE: Duration = Duration::from_secs(30);
 /// Shortest and longest time after which the watch is opened again if the source is ahead and the copy does not move. It
@@ -65,8 +69,8 @@ enum Report {
     Alarms(BTreeSet<String>),
     /// Ids of all leases of the source, and the TTLs of those that the copy lacked.
     Leases(HashSet<i64>, Vec<(i64, i64)>),
-    /// A comparison has ended.
-    Compared(Due, i64, Result<Outcome, Trouble>),
+    /// A comparison has ended. The duration is the time that a member needed for its hash.
+    Compared(Due, i64, Duration, Result<Outcome, Trouble>),
     /// The source does not answer.
     Trouble(Trouble),
 }
@@ -324,8 +328,14 @@ impl Session<'_> {
                 self.is_matching_leases = false;
                 self.copy.match_leases(&listed, &ttls).await?;
             }
-            Report::Compared(due, revision, outcome) => {
+            Report::Compared(due, revision, hash_time, outcome) => {
                 self.is_comparing = false;
+                let rest = hash_time.saturating_mul(self.shadow.settings.compare_rest);
+                let until = Instant::now() + rest.min(REST_MAX);
+                match due.compaction {
+                    Some(_) => self.shadow.rest.compaction = until,
+                    None => self.shadow.rest.newest = until,
+                }
                 return self.take_outcome(due, revision, outcome?);
             }
             Report::Trouble(trouble @ Trouble::Final(_)) => return Err(trouble),
@@ -408,6 +418,9 @@ impl Session<'_> {
             Outcome::Different(difference) => {
                 self.shadow.tally.different(revision);
                 self.shadow.directory.note_difference(revision)?;
+                if self.examines() {
+                    self.shadow.examined_at = Some(Instant::now());
+                }
                 let members: Vec<String> =
                     difference.members.iter().map(|(endpoint, hash)| format!("{endpoint}={hash}")).collect();
                 let members: Vec<&str> = members.iter().map(String::as_str).collect();
@@ -459,7 +472,10 @@ impl Session<'_> {
         }
         if !self.is_comparing
             && self.compaction.is_none()
-            && let Some(due) = self.due.take_if(|due| due.not_before <= now)
+            && let Some(due) = self.due.take_if(|due| {
+                let rest = &self.shadow.rest;
+                due.not_before <= now && if due.compaction.is_some() { rest.compaction } else { rest.newest } <= now
+            })
         {
             self.compare(due);
         }
@@ -487,19 +503,26 @@ impl Session<'_> {
         self.is_comparing = true;
         let tally = &self.shadow.tally;
         let turn = tally.equal + tally.different + tally.skipped + u64::from(due.attempts);
-        let comparison = Comparison {
+        let mut comparison = Comparison {
             source: self.source.clone(),
             copy: self.copy.reader(),
             logger: Arc::clone(&self.shadow.logger),
             turn: usize::try_from(turn).unwrap_or(0),
+            examines: self.examines(),
+            hash_time: Duration::ZERO,
         };
         let revision = due.compaction.unwrap_or_else(|| self.copy.revision());
         let reports = self.reports.clone();
         self.tasks.spawn(async move {
             let outcome = comparison.at(revision).await;
             // The session may have ended.
-            let _ = reports.send(Report::Compared(due, revision, outcome)).await;
+            let _ = reports.send(Report::Compared(due, revision, comparison.hash_time, outcome)).await;
         });
+    }
+
+    /// Returns true if a difference is to be examined: the last examination is long ago.
+    fn examines(&self) -> bool {
+        self.shadow.examined_at.is_none_or(|at| at.elapsed() >= EXAMINE_INTERVAL)
     }
 
     fn list_leases(&mut self) {

@@ -252,6 +252,29 @@ impl Source {
         Ok(alarms)
     }
 
+    /// Returns the endpoints that answer and are not the leader; all endpoints if there are none.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a member belongs to another cluster.
+    pub(crate) async fn followers(&self) -> Result<Vec<String>, Trouble> {
+        let endpoints = self.endpoints();
+        if endpoints.len() < 2 {
+            return Ok(endpoints);
+        }
+        let mut followers = Vec::new();
+        for endpoint in &endpoints {
+            let one = self.client.at(endpoint).within(PATIENCE);
+            let answer = one.call(Rpc::MaintenanceStatus, &pb::StatusRequest {}).await;
+            let Ok(pb::StatusResponse { header, leader, .. }) = answer else { continue };
+            self.check(header.as_ref())?;
+            if leader != 0 && header.unwrap_or_default().member_id != leader {
+                followers.push(endpoint.clone());
+            }
+        }
+        Ok(if followers.is_empty() { endpoints } else { followers })
+    }
+
     /// Returns the ids of all leases.
     pub(crate) async fn leases(&self) -> Result<Vec<i64>, Trouble> {
         let request = pb::LeaseLeasesRequest {};
