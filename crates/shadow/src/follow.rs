@@ -129,7 +129,7 @@ pub(crate) async fn run(settings: Settings, logger: Arc<Logger>, stop: Stop) -> 
         );
     }
     let lag = Lag::new(std::time::Instant::now(), Session::LAG_PATIENCE);
-    let tally = Tally::default();
+    let tally = Tally::of(directory.different());
     let next_comparison = Instant::now();
     let mut shadow = Shadow {
         settings,
@@ -147,9 +147,10 @@ pub(crate) async fn run(settings: Settings, logger: Arc<Logger>, stop: Stop) -> 
         told: None,
     };
     let mut snapshot_pause = SNAPSHOT_PAUSE.0;
+    let mut is_first = true;
     loop {
         let (preparing, snapshots) = (Instant::now(), shadow.tally.snapshots);
-        let Some(mut copy) = shadow.prepare().await? else { break };
+        let Some(mut copy) = shadow.prepare(std::mem::take(&mut is_first)).await? else { break };
         let is_new = shadow.tally.snapshots > snapshots;
         let (began, cost) = (Instant::now(), preparing.elapsed());
         shadow.next_comparison = began;
@@ -194,8 +195,8 @@ pub(crate) async fn run(settings: Settings, logger: Arc<Logger>, stop: Stop) -> 
 
 impl Shadow {
     /// Opens the copy, and makes it first from a snapshot of the source if there is none. Returns `None` if the shadow
-    /// was asked to stop before.
-    async fn prepare(&mut self) -> Result<Option<Copy>, Trouble> {
+    /// was asked to stop before. If `is_first` is false, a source that refuses the user is asked again.
+    async fn prepare(&mut self, is_first: bool) -> Result<Option<Copy>, Trouble> {
         let mut pause = PAUSE.0;
         while !self.directory.has_copy()? {
             let stop = self.stop.clone();
@@ -206,6 +207,7 @@ impl Shadow {
             match made {
                 Ok(()) => break,
                 Err(Trouble::Passing(text)) => self.tell(&text),
+                Err(Trouble::Refused(text)) if !is_first => self.tell(&text),
                 Err(trouble) => return Err(trouble),
             }
             if let First::Right(()) = race(sleep(pause), self.stop.asked()).await {
@@ -226,8 +228,8 @@ impl Shadow {
 
     /// Makes a copy from a snapshot of the source.
     async fn make_copy(&mut self) -> Result<(), Trouble> {
-        // Without a copy, any cluster may be the source.
-        let source = Source::identify(&self.client, None).await?;
+        // In a new directory any cluster may be the source; a copy that is made again is one of the same cluster.
+        let source = Source::identify(&self.client, self.directory.source()).await?;
         self.directory.follows(source.cluster_id())?;
         let (snapshot, data, logger) =
             (self.directory.snapshot(), self.directory.data(), Arc::clone(&self.logger));

@@ -11,11 +11,19 @@ pub(crate) struct Tally {
     pub(crate) different: u64,
     pub(crate) skipped: u64,
     pub(crate) snapshots: u64,
+    /// The first revision at which a comparison with this data directory was different before the process started.
+    earlier: Option<i64>,
     /// Revision and time of the last comparison that was equal or different.
     last: Option<(i64, SystemTime)>,
 }
 
 impl Tally {
+    /// Returns the counts of a process that has just started. `earlier` is the first revision at which a comparison with
+    /// its data directory was different.
+    pub(crate) fn of(earlier: Option<i64>) -> Tally {
+        Tally { earlier, ..Tally::default() }
+    }
+
     /// Records that a comparison at this revision was equal.
     pub(crate) fn equal(&mut self, revision: i64) {
         self.equal += 1;
@@ -33,11 +41,17 @@ impl Tally {
         let made = self.equal + self.different;
         let through =
             self.last.map_or(String::new(), |(revision, _)| format!(", through revision {revision}"));
-        match (made, self.different) {
+        let since_start = match (made, self.different) {
             (0, _) => "no comparison yet".to_owned(),
             (1, 0) => format!("1 comparison, equal{through}"),
             (_, 0) => format!("{made} comparisons, all equal{through}"),
             (_, different) => format!("{made} comparisons, {different} of them DIFFERENT{through}"),
+        };
+        match self.earlier {
+            Some(revision) => {
+                format!("{since_start}; before this start one was DIFFERENT, first at revision {revision}")
+            }
+            None => since_start,
         }
     }
 
@@ -116,6 +130,10 @@ mod tests {
         assert_eq!(tally.summary(), "2 comparisons, all equal, through revision 9");
         tally.different(11);
         assert_eq!(tally.summary(), "3 comparisons, 1 of them DIFFERENT, through revision 11");
+        let mut tally = Tally::of(Some(5));
+        tally.equal(7);
+        let summary = "1 comparison, equal, through revision 7; before this start one was DIFFERENT, first at revision 5";
+        assert_eq!(tally.summary(), summary);
     }
 
     #[test]
