@@ -69,7 +69,8 @@ class Etcd:
                 [self.program, f"--name={self.name}", f"--data-dir={self.data}", f"--listen-client-urls={self.client}",
                  f"--advertise-client-urls={self.client}", f"--listen-peer-urls={self.peer}",
                  f"--initial-advertise-peer-urls={self.peer}", f"--initial-cluster={self.name}={self.peer}",
-                 "--auto-compaction-retention=0"], stdout=log, stderr=log)
+                 # A login then takes longer than the shadow's ticks.
+                 "--auto-compaction-retention=0", "--bcrypt-cost=15"], stdout=log, stderr=log)
         wait_for("etcd serves", self.serves)
 
     def serves(self):

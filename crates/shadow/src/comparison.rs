@@ -151,10 +151,7 @@ impl Comparison {
         let again = members.iter().find(|(other, _)| other == endpoint).map(|(_, again)| *again);
         if again.is_some_and(|again| again.hash != theirs.hash && again.member_id == theirs.member_id) {
             let text = "a member of the source has returned two different hashes of one revision";
-            self.logger.warn(
-                text,
-                &[("endpoint", Value::Str(endpoint)), ("revision", Value::Int(revision))],
-            );
+            self.logger.warn(text, &[("endpoint", Value::Str(endpoint)), ("revision", Value::Int(revision))]);
             return Ok(skipped(format!("{text}: {endpoint}")));
         }
         let mut members: Vec<(String, u32)> =

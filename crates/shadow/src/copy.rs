@@ -28,7 +28,7 @@ use storage::values::LogValues;
 use telemetry::logging::Logger;
 use telemetry::metrics::ShadowMetrics;
 use tokio::sync::oneshot;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::trouble::Trouble;
 
@@ -240,21 +240,29 @@ impl Copy {
         wanted.into_iter().filter(|id| !self.leases.contains(id)).collect()
     }
 
-    /// Grants a lease with the TTL that it has at the source, in seconds; 0 if it has ended there.
+    /// Grants leases, given by id with the TTLs that they have at the source, in seconds; 0 if one has ended there.
     ///
     /// # Errors
     ///
     /// Returns an error if the copy refuses.
-    pub(crate) async fn grant(&mut self, id: i64, ttl_seconds: i64) -> Result<(), Trouble> {
-        let ttl = if ttl_seconds > 0 { ttl_seconds } else { ENDED_TTL_SECONDS };
-        let request = pb::LeaseGrantRequest { ttl, id };
-        let request = pb::InternalRaftRequest { lease_grant: Some(request), ..Default::default() };
-        match self.outcome(request).await? {
-            Ok(_) => {}
-            Err(status) if status.message == error::LEASE_EXIST.message => {}
-            Err(status) => return Err(own(&format!("grant lease {id:x}"), &status)),
+    pub(crate) async fn grant(&mut self, ttls: &[(i64, i64)]) -> Result<(), Trouble> {
+        for window in ttls.chunks(WINDOW) {
+            let mut sent = Vec::with_capacity(window.len());
+            for (id, ttl_seconds) in window {
+                let ttl = if *ttl_seconds > 0 { *ttl_seconds } else { ENDED_TTL_SECONDS };
+                let request = pb::LeaseGrantRequest { ttl, id: *id };
+                let request = pb::InternalRaftRequest { lease_grant: Some(request), ..Default::default() };
+                sent.push((*id, self.propose(request)?));
+            }
+            for (id, reply) in sent {
+                match outcome_of(reply).await? {
+                    Ok(_) => {}
+                    Err(status) if status.message == error::LEASE_EXIST.message => {}
+                    Err(status) => return Err(own(&format!("grant lease {id:x}"), &status)),
+                }
+                self.leases.insert(id);
+            }
         }
-        self.leases.insert(id);
         Ok(())
     }
 
@@ -279,12 +287,18 @@ impl Copy {
             for step in steps.iter().take(window) {
                 sent.push(self.send_transaction(&step.transaction)?);
             }
-            let mut refusal = None;
+            let (mut refusal, began) = (None, Instant::now());
             for (step, reply) in steps.iter().zip(sent) {
                 match self.applied(step, reply).await {
                     Ok(()) => {}
                     Err(trouble @ (Trouble::Final(_) | Trouble::Different(..))) => return Err(trouble),
-                    Err(trouble) => refusal = refusal.or(Some(trouble)),
+                    Err(trouble) => {
+                        refusal = refusal.or(Some(trouble));
+                        // The others would be waited for in vain, too, one after the other.
+                        if began.elapsed() >= PATIENCE {
+                            break;
+                        }
+                    }
                 }
             }
             let reached = self.revision();
@@ -371,12 +385,11 @@ impl Copy {
         listed: &HashSet<i64>,
         ttls: &[(i64, i64)],
     ) -> Result<(), Trouble> {
-        for (id, ttl) in ttls.iter().filter(|(_, ttl)| *ttl > 0) {
-            if !self.leases.contains(id) {
-                self.grant(*id, *ttl).await?;
-            }
-        }
+        let lacking = ttls.iter().filter(|(id, ttl)| *ttl > 0 && !self.leases.contains(id));
+        let lacking: Vec<(i64, i64)> = lacking.copied().collect();
+        self.grant(&lacking).await?;
         let gone: Vec<i64> = self.leases.iter().filter(|id| !listed.contains(id)).copied().collect();
+        let mut without_keys = Vec::new();
         for id in gone {
             let asked =
                 self.shared.core.ask(move |request| ClientRequest::LeaseKeys(request, numbers::LeaseId(id)));
@@ -386,17 +399,25 @@ impl Copy {
             };
             // The keys of a lease are deleted by the revision that ends it at the source. If they are still there,
             // that revision is still to come.
-            if !keys.is_empty() {
-                continue;
+            if keys.is_empty() {
+                without_keys.push(id);
             }
-            let request = pb::LeaseRevokeRequest { id };
-            let request = pb::InternalRaftRequest { lease_revoke: Some(request), ..Default::default() };
-            match self.outcome(request).await? {
-                Ok(_) => {}
-                Err(status) if status.message == error::LEASE_NOT_FOUND.message => {}
-                Err(status) => return Err(own(&format!("end lease {id:x}"), &status)),
+        }
+        for window in without_keys.chunks(WINDOW) {
+            let mut sent = Vec::with_capacity(window.len());
+            for id in window {
+                let request = pb::LeaseRevokeRequest { id: *id };
+                let request = pb::InternalRaftRequest { lease_revoke: Some(request), ..Default::default() };
+                sent.push((*id, self.propose(request)?));
             }
-            self.leases.remove(&id);
+            for (id, reply) in sent {
+                match outcome_of(reply).await? {
+                    Ok(_) => {}
+                    Err(status) if status.message == error::LEASE_NOT_FOUND.message => {}
+                    Err(status) => return Err(own(&format!("end lease {id:x}"), &status)),
+                }
+                self.leases.remove(&id);
+            }
         }
         Ok(())
     }
@@ -423,18 +444,14 @@ impl Copy {
         self.send(id, data)
     }
 
-    async fn outcome(
-        &self,
-        mut request: pb::InternalRaftRequest,
-    ) -> Result<Result<Outcome, Status>, Trouble> {
+    async fn outcome(&self, request: pb::InternalRaftRequest) -> Result<Result<Outcome, Status>, Trouble> {
+        outcome_of(self.propose(request)?).await
+    }
+
+    fn propose(&self, mut request: pb::InternalRaftRequest) -> Result<oneshot::Receiver<Reply>, Trouble> {
         let id = self.shared.ids.command_id();
         request.header = Some(pb::RequestHeader { id, ..Default::default() });
-        let reply = self.send(id, request.encode_to_vec().into())?;
-        match answered(reply).await {
-            Ok(Reply { body: ReplyBody::Outcome(outcome, _), .. }) => Ok(outcome),
-            Ok(_) => Err(Trouble::Final("the copy gave another answer than asked for".to_owned())),
-            Err(status) => Err(own("change the copy", &status)),
-        }
+        self.send(id, request.encode_to_vec().into())
     }
 
     fn send(&self, id: u64, data: Bytes) -> Result<oneshot::Receiver<Reply>, Trouble> {
@@ -461,6 +478,14 @@ async fn answered(reply: oneshot::Receiver<Reply>) -> Result<Reply, Status> {
     }
 }
 
+async fn outcome_of(reply: oneshot::Receiver<Reply>) -> Result<Result<Outcome, Status>, Trouble> {
+    match answered(reply).await {
+        Ok(Reply { body: ReplyBody::Outcome(outcome, _), .. }) => Ok(outcome),
+        Ok(_) => Err(Trouble::Final("the copy gave another answer than asked for".to_owned())),
+        Err(status) => Err(own("change the copy", &status)),
+    }
+}
+
 /// Returns the trouble of a change that the copy refuses.
 fn own(what: &str, status: &Status) -> Trouble {
     if status.message == error::NO_SPACE.message {
@@ -483,6 +508,11 @@ pub(crate) enum NoOwnHash {
 }
 
 impl CopyReader {
+    /// Returns the metrics of the shadow.
+    pub(crate) fn metrics(&self) -> &ShadowMetrics {
+        &self.0.diagnostics.metrics.shadow
+    }
+
     /// Returns the revision of the copy.
     pub(crate) fn revision(&self) -> i64 {
         revision_of(&self.0)

@@ -11,6 +11,7 @@ use client::Client;
 use stdx::{First, race};
 use telemetry::logging::{Logger, Value};
 use tokio::sync::Notify;
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
 use crate::copy::{self, Copy, NAME};
@@ -88,7 +89,7 @@ pub(crate) struct Shadow {
     pub(crate) logger: Arc<Logger>,
     pub(crate) stop: Stop,
     pub(crate) tally: Tally,
-    pub(crate) lag: Lag,
+    pub(crate) lag: Arc<Lag>,
     /// Alarms of the source that were logged last.
     pub(crate) alarms: BTreeSet<String>,
     /// Time of the next comparison at the newest revision, if there is an interval.
@@ -128,7 +129,7 @@ pub(crate) async fn run(settings: Settings, logger: Arc<Logger>, stop: Stop) -> 
             &[("revision", Value::Int(revision))],
         );
     }
-    let lag = Lag::new(std::time::Instant::now(), Session::LAG_PATIENCE);
+    let lag = Arc::new(Lag::new(std::time::Instant::now(), Session::LAG_PATIENCE));
     let tally = Tally::of(directory.different());
     let next_comparison = Instant::now();
     let mut shadow = Shadow {
@@ -263,6 +264,15 @@ impl Shadow {
 
     /// Follows the source until the shadow is asked to stop or has to end; tries again after passing troubles.
     async fn follow(&mut self, copy: &mut Copy) -> Result<End, Trouble> {
+        // The lag is published by a task of its own: the session may wait for its source or for the disk of the copy.
+        let mut publishing = JoinSet::new();
+        let (lag, reader) = (Arc::clone(&self.lag), copy.reader());
+        publishing.spawn(async move {
+            loop {
+                lag.publish(reader.revision(), reader.metrics());
+                sleep(TICK).await;
+            }
+        });
         let mut pause = PAUSE.0;
         let mut was_connected = false;
         loop {
@@ -332,11 +342,7 @@ impl Shadow {
     /// Updates the metrics.
     pub(crate) fn publish(&mut self, copy: &Copy) {
         let metrics = copy.metrics();
-        let (revision, source_revision) = (copy.revision(), self.lag.source_revision());
-        metrics.revision.set(revision);
-        metrics.source_revision.set(source_revision);
-        metrics.lag_revisions.set((source_revision - revision).max(0));
-        metrics.lag_seconds.set_u64(self.lag.time(std::time::Instant::now()).as_secs());
+        self.lag.publish(copy.revision(), metrics);
         metrics.different.set_bool(self.directory.different().is_some());
         self.tally.publish(metrics);
     }

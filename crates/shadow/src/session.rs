@@ -47,7 +47,8 @@ const REST_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
 const OPENING_PATIENCE: Duration = Duration::from_secs(30);
 /// Shortest and longest time after which the watch is opened again if the source is ahead and the copy does not move. It
 /// is doubled each time, because the changes of one revision may need long.
-pub(crate) const STANDSTILL_PATIENCE: (Duration, Duration) = (Duration::from_secs(60), Duration::from_secs(3600));
+pub(crate) const STANDSTILL_PATIENCE: (Duration, Duration) =
+    (Duration::from_secs(60), Duration::from_secs(3600));
 
 /// The watch, with the wait for its next update. The wait is kept until it has ended: opening a watch may take longer
 /// than the session can wait at a time, and must not begin anew each time.
@@ -62,9 +63,8 @@ fn waiting(mut watcher: Watcher) -> Waiting {
 
 /// What a task has found out about the source.
 enum Report {
-    /// The source has this revision and compact revision. The copy had the revision `own` at the time `at`, before the
-    /// source was asked.
-    Position { revision: i64, compact_revision: i64, own: i64, at: std::time::Instant },
+    /// The source has this revision and compact revision. The copy had the revision `own` before the source was asked.
+    Position { revision: i64, compact_revision: i64, own: i64 },
     /// Alarms that the members of the source report.
     Alarms(BTreeSet<String>),
     /// Ids of all leases of the source, and the TTLs of those that the copy lacked.
@@ -171,14 +171,16 @@ impl Session<'_> {
     /// Starts the task that asks the source for its position.
     fn watch_position(&mut self) {
         let (source, copy, reports) = (self.source.clone(), self.copy.reader(), self.reports.clone());
-        let mut known = self.copy.compact_revision();
+        let (mut known, lag) = (self.copy.compact_revision(), Arc::clone(&self.shadow.lag));
         self.tasks.spawn(async move {
             for round in 0_u64.. {
                 let (own, at) = (copy.revision(), std::time::Instant::now());
                 let report = match position(&source, known).await {
                     Ok((revision, compact_revision)) => {
                         known = compact_revision;
-                        Report::Position { revision, compact_revision, own, at }
+                        // Not only by the session, which may wait for something else meanwhile.
+                        lag.source_had(revision, at);
+                        Report::Position { revision, compact_revision, own }
                     }
                     Err(trouble) => Report::Trouble(trouble),
                 };
@@ -244,9 +246,8 @@ impl Session<'_> {
         }
         let missing = self.copy.missing_leases(&steps);
         if !missing.is_empty() {
-            for (id, ttl) in self.source.ttls(missing).await? {
-                self.copy.grant(id, ttl).await?;
-            }
+            let ttls = self.source.ttls(missing).await?;
+            self.copy.grant(&ttls).await?;
         }
         self.copy.apply(steps).await?;
         self.shadow.lag.reached(self.copy.revision());
@@ -293,7 +294,7 @@ impl Session<'_> {
 
     async fn take_report(&mut self, report: Report) -> Result<Option<End>, Trouble> {
         match report {
-            Report::Position { revision, compact_revision, own, at } => {
+            Report::Position { revision, compact_revision, own } => {
                 // The source may have gone on since, and the copy with it.
                 if revision < own {
                     return Err(is_behind(revision, own));
@@ -308,7 +309,6 @@ impl Session<'_> {
                 if !is_watching && self.began.elapsed() >= OPENING_PATIENCE {
                     self.shadow.tell("the source answers, but has not opened a watch");
                 }
-                self.shadow.lag.source_had(revision, at);
                 self.shadow.lag.reached(self.copy.revision());
                 self.note_compaction(compact_revision);
             }
@@ -474,7 +474,8 @@ impl Session<'_> {
             && self.compaction.is_none()
             && let Some(due) = self.due.take_if(|due| {
                 let rest = &self.shadow.rest;
-                due.not_before <= now && if due.compaction.is_some() { rest.compaction } else { rest.newest } <= now
+                due.not_before <= now
+                    && if due.compaction.is_some() { rest.compaction } else { rest.newest } <= now
             })
         {
             self.compare(due);

@@ -1,5 +1,6 @@
 //! What a shadow has found out so far, for its metrics and its log.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use telemetry::metrics::ShadowMetrics;
@@ -69,50 +70,74 @@ impl Tally {
     }
 }
 
-/// How far the copy is behind its source.
-#[derive(Clone, Copy, Debug)]
+/// How far the copy is behind its source. Shared by the tasks that find it out and the one that publishes it, so that it
+/// also grows while the session waits for something.
+#[derive(Debug)]
 pub(crate) struct Lag {
+    known: Mutex<Known>,
+    /// Time for which the knowledge that the copy has everything counts as news.
+    patience: Duration,
+}
+
+/// What is known of the source and the copy.
+#[derive(Debug)]
+struct Known {
     /// Newest revision of the source that is known.
     source_revision: i64,
     /// Revision that the source had at a time, until the copy has reached it.
     asked: Option<(i64, Instant)>,
     /// Last time for which it is known that the copy had all revisions of the source.
     current_at: Instant,
-    /// Time for which that knowledge counts as news.
-    patience: Duration,
 }
 
 impl Lag {
     /// Returns the lag of a copy of which nothing is known yet. `patience` is the time between two questions to the
     /// source, with some margin.
     pub(crate) fn new(now: Instant, patience: Duration) -> Lag {
-        Lag { source_revision: 0, asked: None, current_at: now, patience }
+        Lag { known: Mutex::new(Known { source_revision: 0, asked: None, current_at: now }), patience }
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Records that the source had this revision at a time.
-    pub(crate) fn source_had(&mut self, revision: i64, at: Instant) {
-        self.source_revision = self.source_revision.max(revision);
+    pub(crate) fn source_had(&self, revision: i64, at: Instant) {
+        let mut known = self.known();
+        known.source_revision = known.source_revision.max(revision);
         // The earliest position is kept until it is reached: under load a later one may always be ahead.
-        self.asked.get_or_insert((revision, at));
+        known.asked.get_or_insert((revision, at));
     }
 
     /// Records that the copy has reached this revision.
-    pub(crate) fn reached(&mut self, revision: i64) {
-        self.source_revision = self.source_revision.max(revision);
-        if let Some((_, at)) = self.asked.take_if(|(asked, _)| *asked <= revision) {
-            self.current_at = self.current_at.max(at);
+    pub(crate) fn reached(&self, revision: i64) {
+        let mut known = self.known();
+        known.source_revision = known.source_revision.max(revision);
+        if let Some((_, at)) = known.asked.take_if(|(asked, _)| *asked <= revision) {
+            known.current_at = known.current_at.max(at);
         }
     }
 
     /// Returns the newest revision of the source that is known.
     pub(crate) fn source_revision(&self) -> i64 {
-        self.source_revision
+        self.known().source_revision
     }
 
     /// Returns the time for which the copy has not been known to have all revisions; zero if it has them.
     pub(crate) fn time(&self, now: Instant) -> Duration {
-        let since = now.saturating_duration_since(self.current_at);
-        if self.asked.is_none() && since < self.patience { Duration::ZERO } else { since }
+        let known = self.known();
+        let since = now.saturating_duration_since(known.current_at);
+        if known.asked.is_none() && since < self.patience { Duration::ZERO } else { since }
+    }
+
+    /// Copies the lag to the metrics of a copy that has this revision.
+    pub(crate) fn publish(&self, revision: i64, metrics: &ShadowMetrics) {
+        self.reached(revision);
+        let source_revision = self.source_revision();
+        metrics.revision.set(revision);
+        metrics.source_revision.set(source_revision);
+        metrics.lag_revisions.set((source_revision - revision).max(0));
+        metrics.lag_seconds.set_u64(self.time(Instant::now()).as_secs());
     }
 }
 
@@ -140,7 +165,7 @@ mod tests {
     fn the_lag_grows_while_the_source_is_silent_or_the_copy_is_behind() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        let mut lag = Lag::new(start, Duration::from_secs(12));
+        let lag = Lag::new(start, Duration::from_secs(12));
         lag.source_had(10, at(5));
         lag.reached(9);
         assert_eq!((lag.time(at(8)), lag.source_revision()), (Duration::from_secs(8), 10));
