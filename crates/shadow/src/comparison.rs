@@ -120,7 +120,10 @@ impl Comparison {
         for _ in 0..LAG_ATTEMPTS {
             let began = Instant::now();
             let answer = self.source.hash(endpoint, revision).await;
-            self.hash_time = self.hash_time.max(began.elapsed());
+            // Without an answer, the time says nothing of what the hash has cost.
+            if answer.is_ok() {
+                self.hash_time = self.hash_time.max(began.elapsed());
+            }
             match answer {
                 Err(NoHash::Future) => sleep(LAG_PAUSE).await,
                 answer => return answer,

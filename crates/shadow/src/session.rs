@@ -105,6 +105,8 @@ pub(crate) struct Session<'a> {
     times_created: u64,
     /// True if the next revision may come from the history of the source.
     is_catching_up: bool,
+    /// True if the next revision is the first since the watch was opened or opened again.
+    is_reopened: bool,
     /// The revision of the copy at which the source was first found ahead, and when. `None` while it is not.
     standstill: Option<(i64, Instant)>,
 }
@@ -122,7 +124,10 @@ impl Session<'_> {
     /// Returns the reason for which the session has ended.
     pub(crate) async fn run(shadow: &mut Shadow, copy: &mut Copy) -> Result<End, Trouble> {
         let stop = shadow.stop.clone();
-        copy.begin().await?;
+        match race(copy.begin(), stop.asked()).await {
+            First::Left(begun) => begun?,
+            First::Right(()) => return Ok(End::Stopped),
+        }
         let source = match race(connect(shadow, copy), stop.asked()).await {
             First::Left(connected) => connected?,
             First::Right(()) => return Ok(End::Stopped),
@@ -144,7 +149,8 @@ impl Session<'_> {
             next_report: now + REPORT_INTERVAL,
             began: now,
             times_created: 0,
-            is_catching_up: true,
+            is_catching_up: false,
+            is_reopened: true,
             standstill: None,
         };
         session.watch_position();
@@ -204,15 +210,14 @@ impl Session<'_> {
         first: (Watcher, Result<Option<WatchUpdate>, Status>),
     ) -> Result<Waiting, Trouble> {
         let mut steps = Vec::new();
-        // The first revision that may come from the history of the source.
-        let mut of_history = None;
+        let mut of_history = Vec::new();
         let (mut ready, mut bytes, mut gathered) = (first, 0, 0);
         let next = loop {
             let (watcher, update) = ready;
             let update = update.map_err(|status| Trouble::of_source("watch all keys", &status))?;
             if watcher.times_created() != self.times_created {
                 self.times_created = watcher.times_created();
-                self.is_catching_up = true;
+                self.is_reopened = true;
             }
             let planned = self.copy.planned();
             bytes += match self.plan(update, &mut steps) {
@@ -226,8 +231,11 @@ impl Session<'_> {
                 }
                 other => other?,
             };
-            if self.copy.planned() > planned && std::mem::take(&mut self.is_catching_up) {
-                of_history.get_or_insert(planned + 1);
+            if self.copy.planned() > planned {
+                let is_reopened = std::mem::take(&mut self.is_reopened);
+                if std::mem::take(&mut self.is_catching_up) || is_reopened {
+                    of_history.push((planned + 1, is_reopened));
+                }
             }
             gathered += 1;
             let mut next = waiting(watcher);
@@ -241,9 +249,7 @@ impl Session<'_> {
                 First::Right(()) => break next,
             }
         };
-        if let Some(revision) = of_history {
-            self.check_history(revision).await?;
-        }
+        self.check_history(&of_history).await?;
         let missing = self.copy.missing_leases(&steps);
         if !missing.is_empty() {
             let ttls = self.source.ttls(missing).await?;
@@ -254,14 +260,24 @@ impl Session<'_> {
         Ok(next)
     }
 
-    /// Checks that a revision that comes from the history of the source was read whole. A compaction at exactly that
-    /// revision may have removed its deletions, and etcd lets a watch begin there. The source is asked after the
-    /// revision has arrived, so a compact revision below it proves that nothing of it was removed when it was read.
-    async fn check_history(&self, revision: i64) -> Result<(), Trouble> {
-        match self.source.is_compacted(revision - 1).await? {
-            true => Err(Trouble::Compacted(revision)),
-            false => Ok(()),
+    /// Checks that revisions at which the source may have begun to read its history were read whole. A compaction at
+    /// exactly such a revision may have removed its deletions, and etcd lets a watch go on there. The source is asked after
+    /// the revisions have arrived, so a compact revision below them proves that nothing was removed when they were read.
+    ///
+    /// Each revision comes with whether it is the first of a watch that was opened again. Only that one must be above the
+    /// compact revision: the others may have been under way when the source was compacted further on.
+    async fn check_history(&self, revisions: &[(i64, bool)]) -> Result<(), Trouble> {
+        let Some((first, _)) = revisions.first() else { return Ok(()) };
+        if !self.source.is_compacted(first - 1).await? {
+            return Ok(());
         }
+        for (revision, is_reopened) in revisions {
+            let is_below = !self.source.is_compacted(revision - 1).await?;
+            if !is_below && (*is_reopened || !self.source.is_compacted(*revision).await?) {
+                return Err(Trouble::Compacted(*revision));
+            }
+        }
+        Ok(())
     }
 
     /// Makes steps of an update of the watch. Returns the bytes of its events.
@@ -474,8 +490,8 @@ impl Session<'_> {
             && self.compaction.is_none()
             && let Some(due) = self.due.take_if(|due| {
                 let rest = &self.shadow.rest;
-                due.not_before <= now
-                    && if due.compaction.is_some() { rest.compaction } else { rest.newest } <= now
+                let rested = if due.compaction.is_some() { rest.compaction } else { rest.newest };
+                due.not_before.max(rested) <= now
             })
         {
             self.compare(due);
