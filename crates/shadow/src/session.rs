@@ -369,8 +369,11 @@ impl Session<'_> {
     /// may be stuck, or the missing revisions may have been compacted away.
     fn check_progress(&mut self, revision: i64) -> Result<(), Trouble> {
         let (reached, now) = (self.copy.revision(), Instant::now());
-        if reached >= revision || self.times_created == 0 {
-            self.standstill = None;
+        if reached >= revision {
+            (self.standstill, self.shadow.standstill_patience) = (None, STANDSTILL_PATIENCE.0);
+            return Ok(());
+        }
+        if self.times_created == 0 {
             return Ok(());
         }
         match self.standstill {
