@@ -69,7 +69,8 @@ class Etcd:
                 [self.program, f"--name={self.name}", f"--data-dir={self.data}", f"--listen-client-urls={self.client}",
                  f"--advertise-client-urls={self.client}", f"--listen-peer-urls={self.peer}",
                  f"--initial-advertise-peer-urls={self.peer}", f"--initial-cluster={self.name}={self.peer}",
-                 "--auto-compaction-retention=0"], stdout=log, stderr=log)
+                 # A login then takes longer than the shadow's ticks.
+                 "--auto-compaction-retention=0", "--bcrypt-cost=15"], stdout=log, stderr=log)
         wait_for("etcd serves", self.serves)
 
     def serves(self):
@@ -114,7 +115,7 @@ class Shadow:
     def start(self, *flags):
         with open(self.log, "ab") as log:
             self.process = subprocess.Popen(
-                [self.mainstay, "shadow", f"--feed={self.feed}", f"--data-dir={self.data}", "--compare-interval=2s",
+                [self.mainstay, "shadow", f"--feed={self.feed}", f"--data-dir={self.data}", "--compare-interval=2s", "--compare-rest=0",
                  f"--listen-metrics-urls={self.metrics_url}", *self.flags, *flags], stdout=log, stderr=log)
 
     def metrics(self):

@@ -38,6 +38,8 @@ pub struct Watcher {
     id: Option<i64>,
     /// True if [`WatchUpdate::Created`] was returned to the caller.
     announced: bool,
+    /// Number of times that a server has created the watch.
+    times_created: u64,
     /// Response whose further fragments have not arrived yet; `None` between complete responses.
     partial: Option<WatchResponse>,
     /// Maximum bytes of the events of one revision; `None` if responses are joined whole, whatever their size.
@@ -70,6 +72,7 @@ impl Watcher {
             stream: None,
             id: None,
             announced: false,
+            times_created: 0,
             partial: None,
             revision_bytes_max: None,
             pause: PAUSE.0,
@@ -145,6 +148,12 @@ impl Watcher {
         self.request.start_revision
     }
 
+    /// Returns the number of times that a server has created the watch: once, and once more after each broken
+    /// connection.
+    pub fn times_created(&self) -> u64 {
+        self.times_created
+    }
+
     /// Receives one message from the stream. Opens the stream first if none is open.
     async fn step(&mut self) -> Result<Option<WatchUpdate>, Status> {
         let stream = match &mut self.stream {
@@ -175,6 +184,7 @@ impl Watcher {
         }
         if response.created {
             self.pause = PAUSE.0;
+            self.times_created += 1;
             self.id = Some(response.watch_id);
             if self.request.start_revision == 0 {
                 // Store a start revision even if no event was received. Otherwise the watch would resume at

@@ -25,9 +25,15 @@ const METRICS_URLS: Flag<Vec<String>> = Flag::list(
 );
 const COMPARE_INTERVAL: Flag<Duration> = Flag::duration(
     "compare-interval",
-    "10m0s",
-    "interval of comparisons at the newest revision, for which a member of the source reads its whole database; 0 \
-     compares only when the source is compacted",
+    "1h0m0s",
+    "interval of comparisons at the newest revision, for which a member of the source reads its whole database and \
+     takes no writes meanwhile; 0 compares only when the source is compacted",
+);
+const COMPARE_REST: Flag<u32> = Flag::uint32(
+    "compare-rest",
+    "1000",
+    "rest after a comparison, as a multiple of the time that a member of the source needed for its hash, even if \
+     --compare-interval is shorter",
 );
 const EXIT_ON_MISMATCH: Flag<bool> =
     Flag::bool("exit-on-mismatch", "exit with code 3 at the first comparison that is different");
@@ -56,6 +62,7 @@ const OWN_FLAGS: &[FlagRow] = &[
     DATA_DIR.row(),
     METRICS_URLS.row(),
     COMPARE_INTERVAL.row(),
+    COMPARE_REST.row(),
     EXIT_ON_MISMATCH.row(),
     RESTART_ON_COMPACTION.row(),
     LOG_LEVEL.row(),
@@ -73,7 +80,7 @@ The exit code is 0 after a signal, 3 if a comparison was different, and 1 after 
 
 const EXAMPLE: &str = "  mainstay shadow --feed=https://etcd-1:2379,https://etcd-2:2379 --cacert=ca.crt --cert=client.crt --key=client.key \\
       --data-dir=/var/lib/mainstay-shadow --listen-metrics-urls=http://127.0.0.1:2383
-  ETCDCTL_USER=root:secret mainstay shadow --feed=10.0.0.1:2379 --data-dir=shadow --compare-interval=1h";
+  ETCDCTL_USER=root:secret mainstay shadow --feed=10.0.0.1:2379 --data-dir=shadow --compare-interval=6h";
 
 /// The command line of `mainstay shadow`.
 pub const PROGRAM: Program<()> = Program {
@@ -234,6 +241,7 @@ fn settings(matches: &Matches) -> Result<Settings, Failure> {
         data_dir: PathBuf::from(data_dir),
         metrics_urls: metrics_urls(matches.get(METRICS_URLS))?,
         compare_interval: matches.get(COMPARE_INTERVAL),
+        compare_rest: matches.get(COMPARE_REST),
         exit_on_mismatch: matches.get(EXIT_ON_MISMATCH),
         restart_on_compaction: matches.get(RESTART_ON_COMPACTION),
     })
@@ -297,7 +305,7 @@ mod tests {
         let with = |more: &[&str]| read(&[&["--feed=a:1, b:2", "--data-dir=d"], more].concat());
         let settings = with(&[]).expect("is enough");
         assert_eq!(settings.client.endpoints, ["a:1", "b:2"]);
-        assert_eq!(settings.compare_interval, Duration::from_secs(600));
+        assert_eq!((settings.compare_interval, settings.compare_rest), (Duration::from_secs(3600), 1000));
         assert!(settings.restart_on_compaction && !settings.exit_on_mismatch);
         let settings = with(&["--user=root:a:b"]).expect("is enough");
         assert_eq!(settings.client.user, Some(("root".to_owned(), "a:b".to_owned())));

@@ -5,7 +5,7 @@ use std::time::Duration;
 
 use api::mvccpb::KeyValue;
 use telemetry::logging::{Logger, Value};
-use tokio::time::sleep;
+use tokio::time::{Instant, sleep};
 
 use crate::copy::{CopyReader, NoOwnHash};
 use crate::source::{NoHash, Source, SourceHash};
@@ -15,9 +15,11 @@ use crate::trouble::Trouble;
 const LAG_PAUSE: Duration = Duration::from_secs(1);
 const LAG_ATTEMPTS: u32 = 30;
 /// Number of keys of the first page when the first different key is searched, and of each page at most.
-const PAGE_KEYS: (usize, usize) = (16, 1024);
-/// Bytes that a page should have.
+const PAGE_KEYS: (usize, usize) = (16, 256);
+/// Bytes that a page may have in the copy, from which the number of keys is chosen that the source is asked for.
 const PAGE_BYTES: usize = 4 << 20;
+/// Pause after a page, as a multiple of the time that the source took for it, and at least.
+const PAGE_PAUSE: (u32, Duration) = (4, Duration::from_millis(10));
 
 /// Result of a comparison.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -67,6 +69,11 @@ pub(crate) struct Comparison {
     pub(crate) logger: std::sync::Arc<Logger>,
     /// Position of the endpoint that is asked first; each comparison asks another one.
     pub(crate) turn: usize,
+    /// True if all members are asked and the first different key is searched if the hashes are different. Both read much
+    /// at the source.
+    pub(crate) examines: bool,
+    /// Longest time that a member needed for a HashKV of this comparison.
+    pub(crate) hash_time: Duration,
 }
 
 impl Comparison {
@@ -75,8 +82,10 @@ impl Comparison {
     /// # Errors
     ///
     /// Returns an error if the source turns out to be another cluster.
-    pub(crate) async fn at(&self, revision: i64) -> Result<Outcome, Trouble> {
-        let endpoints = self.source.endpoints();
+    pub(crate) async fn at(&mut self, revision: i64) -> Result<Outcome, Trouble> {
+        // A member makes its writes wait while it computes a hash at its newest revision, and with the leader the whole
+        // cluster would wait.
+        let endpoints = self.source.followers().await?;
         let Some(endpoint) = endpoints.get(self.turn % endpoints.len().max(1)) else {
             return Ok(skipped("no endpoint"));
         };
@@ -107,9 +116,15 @@ impl Comparison {
     }
 
     /// Asks a member for its hash, and waits for a while if it has not reached the revision.
-    async fn patient_hash(&self, endpoint: &str, revision: i64) -> Result<SourceHash, NoHash> {
+    async fn patient_hash(&mut self, endpoint: &str, revision: i64) -> Result<SourceHash, NoHash> {
         for _ in 0..LAG_ATTEMPTS {
-            match self.source.hash(endpoint, revision).await {
+            let began = Instant::now();
+            let answer = self.source.hash(endpoint, revision).await;
+            // Without an answer, the time says nothing of what the hash has cost.
+            if answer.is_ok() {
+                self.hash_time = self.hash_time.max(began.elapsed());
+            }
+            match answer {
                 Err(NoHash::Future) => sleep(LAG_PAUSE).await,
                 answer => return answer,
             }
@@ -117,10 +132,10 @@ impl Comparison {
         Err(NoHash::Future)
     }
 
-    /// Examines different hashes: asks all members, and searches the first different key. The result is equal only if
-    /// the member that returned a different hash now returns the hash of the copy.
+    /// Examines different hashes: asks all members, and searches the first different key. The result is never equal: a
+    /// member that now returns the hash of the copy has returned two hashes of one revision, which proves nothing.
     async fn examine(
-        &self,
+        &mut self,
         revision: i64,
         theirs: SourceHash,
         own: u32,
@@ -128,27 +143,33 @@ impl Comparison {
     ) -> Result<Outcome, Trouble> {
         let compact_revision = theirs.compact_revision;
         let mut members = Vec::new();
-        for other in self.source.endpoints() {
+        let others = if self.examines { self.source.endpoints() } else { vec![endpoint.to_owned()] };
+        for other in others {
             match self.patient_hash(&other, revision).await {
-                Ok(hash) if hash.compact_revision == compact_revision => members.push((other, hash.hash)),
+                Ok(hash) if hash.compact_revision == compact_revision => members.push((other, hash)),
                 Err(NoHash::Trouble(trouble @ Trouble::Final(_))) => return Err(trouble),
                 _ => {}
             }
         }
-        if members.iter().any(|(other, hash)| other == endpoint && *hash == own) {
-            self.logger.warn(
-                "a member of the source has returned two different hashes of one revision; the second one is that of this shadow",
-                &[("endpoint", Value::Str(endpoint)), ("revision", Value::Int(revision))],
-            );
-            return Ok(Outcome::Equal { hash: own, compact_revision });
+        let again = members.iter().find(|(other, _)| other == endpoint).map(|(_, again)| *again);
+        if again.is_some_and(|again| again.hash != theirs.hash && again.member_id == theirs.member_id) {
+            let text = "a member of the source has returned two different hashes of one revision";
+            self.logger.warn(text, &[("endpoint", Value::Str(endpoint)), ("revision", Value::Int(revision))]);
+            return Ok(skipped(format!("{text}: {endpoint}")));
         }
-        if !members.iter().any(|(other, _)| other == endpoint) {
+        let mut members: Vec<(String, u32)> =
+            members.into_iter().map(|(other, found)| (other, found.hash)).collect();
+        // If another member answers at the same endpoint now, both hashes are told.
+        if again.is_none_or(|again| again.hash != theirs.hash) {
             members.push((endpoint.to_owned(), theirs.hash));
         }
         if !theirs.is_of_revision && self.source.is_compacted(revision).await.unwrap_or(true) {
             return Ok(skipped("the source was compacted in the meantime"));
         }
-        let place = self.place(revision, compact_revision).await?;
+        let place = match self.examines {
+            true => self.place(revision, compact_revision).await?,
+            false => "not searched again; an earlier line has the first different key".to_owned(),
+        };
         Ok(Outcome::Different(Difference { compact_revision, own, members, place }))
     }
 
@@ -179,22 +200,25 @@ impl Comparison {
         let mut from: Vec<u8> = b"\0".to_vec();
         let mut limit = PAGE_KEYS.0;
         loop {
-            let asked = i64::try_from(limit).unwrap_or(i64::MAX);
-            let theirs = self.source.page(&from, revision, asked).await?;
-            // As many keys as the source has returned, and one more: it is in the way only if it lies between them.
+            // The copy tells how many keys make a page of some MiB: the source has the same ones up to the first that is
+            // different, and that is in the page or ends the search. The copy returns one key more than the source is
+            // asked for: it is in the way only if it lies between those of the source.
             let reader = self.copy.clone();
-            let (start, keys) = (from.clone(), theirs.kvs.len() + 1);
-            let read = tokio::task::spawn_blocking(move || reader.page(&start, revision, keys));
+            let (start, keys) = (from.clone(), limit + 1);
+            let read = tokio::task::spawn_blocking(move || reader.page(&start, revision, keys, PAGE_BYTES));
             let ours = read.await.map_err(|error| Trouble::Passing(error.to_string()))?;
             let ours = ours.map_err(Trouble::Passing)?;
+            let asked = i64::try_from(ours.len().saturating_sub(1).max(1)).unwrap_or(1);
+            let began = Instant::now();
+            let theirs = self.source.page(&from, revision, asked).await?;
+            let pause = PAGE_PAUSE.1.max(began.elapsed() * PAGE_PAUSE.0);
             if let Some(text) = first_difference(&theirs.kvs, &ours, theirs.more) {
                 return Ok(Some(text));
             }
             let Some(last) = theirs.kvs.last().filter(|_| theirs.more) else { return Ok(None) };
             from = [&last.key[..], b"\0"].concat();
-            let bytes: usize = theirs.kvs.iter().map(|kv| kv.key.len() + kv.value.len() + 64).sum();
-            let average = bytes / theirs.kvs.len().max(1);
-            limit = (PAGE_BYTES / average.max(1)).clamp(1, PAGE_KEYS.1);
+            limit = (limit * 2).min(PAGE_KEYS.1);
+            sleep(pause).await;
         }
     }
 }

@@ -28,7 +28,7 @@ use storage::values::LogValues;
 use telemetry::logging::Logger;
 use telemetry::metrics::ShadowMetrics;
 use tokio::sync::oneshot;
-use tokio::time::timeout;
+use tokio::time::{Instant, timeout};
 
 use crate::trouble::Trouble;
 
@@ -65,6 +65,8 @@ pub(crate) struct Copy {
     chain: Chain,
     /// Revision of the last step that was made; the next one must follow it.
     planned: i64,
+    /// True if a revision was missing after it.
+    has_gap: bool,
     /// Leases that the copy has.
     leases: HashSet<i64>,
 }
@@ -94,7 +96,7 @@ pub(crate) async fn open(
     let shared = Arc::clone(running.shared());
     shared.diagnostics.metrics.export_shadow();
     let planned = revision_of(&shared);
-    Ok(Copy { running, shared, chain: Chain::default(), planned, leases: HashSet::new() })
+    Ok(Copy { running, shared, chain: Chain::default(), planned, has_gap: false, leases: HashSet::new() })
 }
 
 /// Returns the options of the member that holds the copy.
@@ -174,9 +176,27 @@ impl Copy {
     ///
     /// Returns an error if the copy does not answer.
     pub(crate) async fn begin(&mut self) -> Result<(), Trouble> {
+        // Transactions whose answers were not awaited may still be under way. They come before this one, which changes
+        // nothing; once it is answered, the revision of the copy is final.
+        let nothing = pb::TxnRequest::default();
+        let barrier = pb::InternalRaftRequest { txn: Some(nothing), ..Default::default() };
+        if let Err(status) = self.outcome(barrier).await? {
+            return Err(own("be read", &status));
+        }
         self.leases = self.listed().await?;
-        (self.chain, self.planned) = (Chain::default(), self.revision());
+        (self.chain, self.planned, self.has_gap) = (Chain::default(), self.revision(), false);
         Ok(())
+    }
+
+    /// Returns the revision of the last step that was made.
+    pub(crate) fn planned(&self) -> i64 {
+        self.planned
+    }
+
+    /// Returns true if revisions were missing between the steps that were made and the events of the last
+    /// [`Copy::plan`].
+    pub(crate) fn has_gap(&self) -> bool {
+        self.has_gap
     }
 
     /// Makes the transactions for the events of whole revisions, which must follow those before without a gap.
@@ -190,6 +210,7 @@ impl Copy {
             // A condition about one key of the revision is enough; the shortest key costs least.
             let Some(mark) = events.iter().map(Mark::of).min_by_key(|mark| mark.key.len()) else { continue };
             if mark.revision != self.planned + 1 {
+                self.has_gap = true;
                 return Err(Trouble::Passing(format!(
                     "the watch at the source brought revision {} after {}, without the revisions between",
                     mark.revision, self.planned
@@ -219,21 +240,29 @@ impl Copy {
         wanted.into_iter().filter(|id| !self.leases.contains(id)).collect()
     }
 
-    /// Grants a lease with the TTL that it has at the source, in seconds; 0 if it has ended there.
+    /// Grants leases, given by id with the TTLs that they have at the source, in seconds; 0 if one has ended there.
     ///
     /// # Errors
     ///
     /// Returns an error if the copy refuses.
-    pub(crate) async fn grant(&mut self, id: i64, ttl_seconds: i64) -> Result<(), Trouble> {
-        let ttl = if ttl_seconds > 0 { ttl_seconds } else { ENDED_TTL_SECONDS };
-        let request = pb::LeaseGrantRequest { ttl, id };
-        let request = pb::InternalRaftRequest { lease_grant: Some(request), ..Default::default() };
-        match self.outcome(request).await? {
-            Ok(_) => {}
-            Err(status) if status.message == error::LEASE_EXIST.message => {}
-            Err(status) => return Err(own(&format!("grant lease {id:x}"), &status)),
+    pub(crate) async fn grant(&mut self, ttls: &[(i64, i64)]) -> Result<(), Trouble> {
+        for window in ttls.chunks(WINDOW) {
+            let mut sent = Vec::with_capacity(window.len());
+            for (id, ttl_seconds) in window {
+                let ttl = if *ttl_seconds > 0 { *ttl_seconds } else { ENDED_TTL_SECONDS };
+                let request = pb::LeaseGrantRequest { ttl, id: *id };
+                let request = pb::InternalRaftRequest { lease_grant: Some(request), ..Default::default() };
+                sent.push((*id, self.propose(request)?));
+            }
+            for (id, reply) in sent {
+                match outcome_of(reply).await? {
+                    Ok(_) => {}
+                    Err(status) if status.message == error::LEASE_EXIST.message => {}
+                    Err(status) => return Err(own(&format!("grant lease {id:x}"), &status)),
+                }
+                self.leases.insert(id);
+            }
         }
-        self.leases.insert(id);
         Ok(())
     }
 
@@ -258,12 +287,18 @@ impl Copy {
             for step in steps.iter().take(window) {
                 sent.push(self.send_transaction(&step.transaction)?);
             }
-            let mut refusal = None;
+            let (mut refusal, began) = (None, Instant::now());
             for (step, reply) in steps.iter().zip(sent) {
                 match self.applied(step, reply).await {
                     Ok(()) => {}
                     Err(trouble @ (Trouble::Final(_) | Trouble::Different(..))) => return Err(trouble),
-                    Err(trouble) => refusal = refusal.or(Some(trouble)),
+                    Err(trouble) => {
+                        refusal = refusal.or(Some(trouble));
+                        // The others would be waited for in vain, too, one after the other.
+                        if began.elapsed() >= PATIENCE {
+                            break;
+                        }
+                    }
                 }
             }
             let reached = self.revision();
@@ -350,12 +385,11 @@ impl Copy {
         listed: &HashSet<i64>,
         ttls: &[(i64, i64)],
     ) -> Result<(), Trouble> {
-        for (id, ttl) in ttls.iter().filter(|(_, ttl)| *ttl > 0) {
-            if !self.leases.contains(id) {
-                self.grant(*id, *ttl).await?;
-            }
-        }
+        let lacking = ttls.iter().filter(|(id, ttl)| *ttl > 0 && !self.leases.contains(id));
+        let lacking: Vec<(i64, i64)> = lacking.copied().collect();
+        self.grant(&lacking).await?;
         let gone: Vec<i64> = self.leases.iter().filter(|id| !listed.contains(id)).copied().collect();
+        let mut without_keys = Vec::new();
         for id in gone {
             let asked =
                 self.shared.core.ask(move |request| ClientRequest::LeaseKeys(request, numbers::LeaseId(id)));
@@ -365,17 +399,25 @@ impl Copy {
             };
             // The keys of a lease are deleted by the revision that ends it at the source. If they are still there,
             // that revision is still to come.
-            if !keys.is_empty() {
-                continue;
+            if keys.is_empty() {
+                without_keys.push(id);
             }
-            let request = pb::LeaseRevokeRequest { id };
-            let request = pb::InternalRaftRequest { lease_revoke: Some(request), ..Default::default() };
-            match self.outcome(request).await? {
-                Ok(_) => {}
-                Err(status) if status.message == error::LEASE_NOT_FOUND.message => {}
-                Err(status) => return Err(own(&format!("end lease {id:x}"), &status)),
+        }
+        for window in without_keys.chunks(WINDOW) {
+            let mut sent = Vec::with_capacity(window.len());
+            for id in window {
+                let request = pb::LeaseRevokeRequest { id: *id };
+                let request = pb::InternalRaftRequest { lease_revoke: Some(request), ..Default::default() };
+                sent.push((*id, self.propose(request)?));
             }
-            self.leases.remove(&id);
+            for (id, reply) in sent {
+                match outcome_of(reply).await? {
+                    Ok(_) => {}
+                    Err(status) if status.message == error::LEASE_NOT_FOUND.message => {}
+                    Err(status) => return Err(own(&format!("end lease {id:x}"), &status)),
+                }
+                self.leases.remove(&id);
+            }
         }
         Ok(())
     }
@@ -402,18 +444,14 @@ impl Copy {
         self.send(id, data)
     }
 
-    async fn outcome(
-        &self,
-        mut request: pb::InternalRaftRequest,
-    ) -> Result<Result<Outcome, Status>, Trouble> {
+    async fn outcome(&self, request: pb::InternalRaftRequest) -> Result<Result<Outcome, Status>, Trouble> {
+        outcome_of(self.propose(request)?).await
+    }
+
+    fn propose(&self, mut request: pb::InternalRaftRequest) -> Result<oneshot::Receiver<Reply>, Trouble> {
         let id = self.shared.ids.command_id();
         request.header = Some(pb::RequestHeader { id, ..Default::default() });
-        let reply = self.send(id, request.encode_to_vec().into())?;
-        match answered(reply).await {
-            Ok(Reply { body: ReplyBody::Outcome(outcome, _), .. }) => Ok(outcome),
-            Ok(_) => Err(Trouble::Final("the copy gave another answer than asked for".to_owned())),
-            Err(status) => Err(own("change the copy", &status)),
-        }
+        self.send(id, request.encode_to_vec().into())
     }
 
     fn send(&self, id: u64, data: Bytes) -> Result<oneshot::Receiver<Reply>, Trouble> {
@@ -440,6 +478,14 @@ async fn answered(reply: oneshot::Receiver<Reply>) -> Result<Reply, Status> {
     }
 }
 
+async fn outcome_of(reply: oneshot::Receiver<Reply>) -> Result<Result<Outcome, Status>, Trouble> {
+    match answered(reply).await {
+        Ok(Reply { body: ReplyBody::Outcome(outcome, _), .. }) => Ok(outcome),
+        Ok(_) => Err(Trouble::Final("the copy gave another answer than asked for".to_owned())),
+        Err(status) => Err(own("change the copy", &status)),
+    }
+}
+
 /// Returns the trouble of a change that the copy refuses.
 fn own(what: &str, status: &Status) -> Trouble {
     if status.message == error::NO_SPACE.message {
@@ -462,6 +508,11 @@ pub(crate) enum NoOwnHash {
 }
 
 impl CopyReader {
+    /// Returns the metrics of the shadow.
+    pub(crate) fn metrics(&self) -> &ShadowMetrics {
+        &self.0.diagnostics.metrics.shadow
+    }
+
     /// Returns the revision of the copy.
     pub(crate) fn revision(&self) -> i64 {
         revision_of(&self.0)
@@ -491,24 +542,35 @@ impl CopyReader {
         }
     }
 
-    /// Returns up to `limit` keys from `from` on, as of a revision.
+    /// Returns up to `limit` keys from `from` on, as of a revision; no further ones after `bytes_max` bytes, but two in
+    /// any case.
     ///
     /// # Errors
     ///
     /// Returns the reason why they cannot be read.
-    pub(crate) fn page(&self, from: &[u8], revision: i64, limit: usize) -> Result<Vec<KeyValue>, String> {
+    pub(crate) fn page(
+        &self,
+        from: &[u8],
+        revision: i64,
+        limit: usize,
+        bytes_max: usize,
+    ) -> Result<Vec<KeyValue>, String> {
         let (state, published) = self.0.read_long(Reader::Range);
         drop(published);
         let slice = state.slice().map_err(|error: Overtaken| error.to_string())?;
         let snapshot = slice.snapshot();
         let values = LogValues::new(self.0.data.values.clone());
         let versions = snapshot.range(KeyRange::from(from), Revision(revision));
-        let mut found = Vec::new();
+        let (mut found, mut bytes) = (Vec::new(), 0);
         for version in versions.map_err(|error| machine::range::refused(error).shown())?.take(limit) {
             let mut encoded = BytesMut::new();
             put_kv(version, Projection::default(), &values, &mut encoded)
                 .map_err(|error| error.to_string())?;
+            bytes += encoded.len();
             found.push(KeyValue::decode(encoded.freeze()).map_err(|error| error.to_string())?);
+            if bytes >= bytes_max && found.len() > 1 {
+                break;
+            }
         }
         Ok(found)
     }

@@ -5,6 +5,7 @@
 //! DIR/lock            held while a shadow runs
 //! DIR/data            data directory of the local member, which holds the copy
 //! DIR/data.different  a copy that was different, if the shadow had to begin again
+//! DIR/data.removed    a copy that is being removed
 //! DIR/snapshot.db     a snapshot of the source, until the copy is made from it
 //! ```
 //!
@@ -80,9 +81,29 @@ impl Directory {
             }
         };
         let mut directory = Directory { path: path.to_owned(), record, _lock: lock };
-        // Written at once, so that the directory is known as that of a shadow whatever is in it later.
-        directory.write(record)?;
+        if !has_record {
+            // Written at once, so that the directory is known as that of a shadow whatever is in it later.
+            directory.write(record)?;
+        }
+        directory.check_data()?;
+        // What a shadow that was killed has left.
+        directory.remove_removed()?;
+        directory.remove_snapshot()?;
         Ok(directory)
+    }
+
+    /// Refuses a symbolic link in place of the copy: removing it would leave the copy where it points to.
+    fn check_data(&self) -> Result<(), Trouble> {
+        let data = self.data();
+        match fs::symlink_metadata(&data) {
+            Ok(found) if found.is_dir() => Ok(()),
+            Ok(_) => Err(Trouble::Final(format!(
+                "{} is no directory: a shadow makes it itself, so give --data-dir where the copy is to be",
+                data.display()
+            ))),
+            Err(error) if error.kind() == io::ErrorKind::NotFound => Ok(()),
+            Err(error) => Err(Trouble::Final(format!("cannot look into {}: {error}", data.display()))),
+        }
     }
 
     /// Returns the id of the cluster that the copy is of; `None` if there is no copy.
@@ -151,9 +172,27 @@ impl Directory {
         self.remove_snapshot()?;
         let keeps =
             self.record.different.is_some() && !kept.try_exists().map_err(|error| failed(&kept, error))?;
-        let cleared = if keeps { fs::rename(&data, &kept) } else { fs::remove_dir_all(&data) };
-        match cleared {
-            Err(error) if error.kind() != io::ErrorKind::NotFound => Err(failed(&data, error)),
+        // A copy that is partly removed must not have the name of a whole one.
+        let moved = if keeps { kept } else { self.removed() };
+        match fs::rename(&data, moved) {
+            Ok(()) => RealDisk.sync_dir(&self.path).map_err(|error| failed(&data, error))?,
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(error) => return Err(failed(&data, error)),
+        }
+        self.remove_removed()
+    }
+
+    fn removed(&self) -> PathBuf {
+        self.path.join("data.removed")
+    }
+
+    /// Removes a copy that has lost its name.
+    fn remove_removed(&self) -> Result<(), Trouble> {
+        let path = self.removed();
+        match fs::remove_dir_all(&path) {
+            Err(error) if error.kind() != io::ErrorKind::NotFound => {
+                Err(Trouble::Final(format!("cannot remove {}: {error}", path.display())))
+            }
             _ => Ok(()),
         }
     }
@@ -245,6 +284,23 @@ mod tests {
         assert!(refusal(dir.path()).contains("contains member, which no shadow has made"));
         fs::write(dir.path().join("shadow.json"), "{\"version\":2}").expect("a file");
         assert!(refusal(dir.path()).contains("not readable by this release"));
+    }
+
+    #[test]
+    fn what_a_killed_shadow_has_left_is_removed_and_a_link_is_no_copy() {
+        let dir = TempDir::new("shadow-directory-left");
+        drop(Directory::open(dir.path()).expect("is made"));
+        fs::create_dir_all(dir.path().join("data.removed/member")).expect("a directory");
+        fs::write(dir.path().join("snapshot.db"), "s").expect("a file");
+        let record = dir.path().join("shadow.json");
+        let written = fs::metadata(&record).expect("a file").modified().expect("a time");
+        let directory = Directory::open(dir.path()).expect("opens");
+        assert!(!dir.path().join("data.removed").exists() && !directory.snapshot().exists());
+        assert_eq!(fs::metadata(&record).expect("a file").modified().expect("a time"), written);
+        drop(directory);
+        fs::create_dir(dir.path().join("elsewhere")).expect("a directory");
+        std::os::unix::fs::symlink("elsewhere", dir.path().join("data")).expect("a link");
+        assert!(refusal(dir.path()).contains("data is no directory"));
     }
 
     #[test]

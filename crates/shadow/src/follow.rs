@@ -11,11 +11,12 @@ use client::Client;
 use stdx::{First, race};
 use telemetry::logging::{Logger, Value};
 use tokio::sync::Notify;
+use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
 use crate::copy::{self, Copy, NAME};
 use crate::directory::Directory;
-use crate::session::Session;
+use crate::session::{STANDSTILL_PATIENCE, Session};
 use crate::source::Source;
 use crate::tally::{Lag, Tally};
 use crate::trouble::Trouble;
@@ -25,8 +26,11 @@ const PAUSE: (Duration, Duration) = (Duration::from_secs(1), Duration::from_secs
 /// Interval at which an unchanged trouble is logged again, and metrics are updated meanwhile.
 const REMIND_INTERVAL: Duration = Duration::from_secs(600);
 const TICK: Duration = Duration::from_secs(1);
-/// Time for which a copy has to follow its source so that the next one is made without a pause.
+/// Time for which a copy has to follow its source so that the next one is made without a pause, unless making it took
+/// longer.
 const SHORT_LIFE: Duration = Duration::from_secs(300);
+/// Shortest and longest pause before the next snapshot, after a copy that did not live that long.
+const SNAPSHOT_PAUSE: (Duration, Duration) = (Duration::from_secs(30), Duration::from_secs(4 * 3600));
 
 /// Settings of a shadow.
 pub(crate) struct Settings {
@@ -38,6 +42,8 @@ pub(crate) struct Settings {
     pub(crate) metrics_urls: Vec<String>,
     /// Interval between comparisons at the newest revision; zero for none.
     pub(crate) compare_interval: Duration,
+    /// Rest after a comparison, as a multiple of the time that a member of the source needed for its hash.
+    pub(crate) compare_rest: u32,
     /// True if the shadow ends at the first comparison that is different.
     pub(crate) exit_on_mismatch: bool,
     /// True if the shadow begins again from a snapshot when the source has compacted what it lacks.
@@ -66,6 +72,15 @@ impl Stop {
     }
 }
 
+/// Times before which the source is not asked for another hash, because it needs a rest after the last one.
+#[derive(Clone, Copy, Debug)]
+pub(crate) struct Rest {
+    /// For a hash at the newest revision.
+    pub(crate) newest: Instant,
+    /// For the hash of a compaction.
+    pub(crate) compaction: Instant,
+}
+
 /// A shadow and what it has found out.
 pub(crate) struct Shadow {
     pub(crate) settings: Settings,
@@ -74,11 +89,17 @@ pub(crate) struct Shadow {
     pub(crate) logger: Arc<Logger>,
     pub(crate) stop: Stop,
     pub(crate) tally: Tally,
-    pub(crate) lag: Lag,
+    pub(crate) lag: Arc<Lag>,
     /// Alarms of the source that were logged last.
     pub(crate) alarms: BTreeSet<String>,
     /// Time of the next comparison at the newest revision, if there is an interval.
     pub(crate) next_comparison: Instant,
+    /// When the source may be asked for the next hash.
+    pub(crate) rest: Rest,
+    /// Time of the last examination of a difference.
+    pub(crate) examined_at: Option<Instant>,
+    /// Time that a copy may stand still while its source is ahead.
+    pub(crate) standstill_patience: Duration,
     /// The last trouble that was logged, and when; so that it is not logged again at each attempt.
     told: Option<(String, Instant)>,
 }
@@ -108,8 +129,8 @@ pub(crate) async fn run(settings: Settings, logger: Arc<Logger>, stop: Stop) -> 
             &[("revision", Value::Int(revision))],
         );
     }
-    let lag = Lag::new(std::time::Instant::now(), Session::LAG_PATIENCE);
-    let tally = Tally::default();
+    let lag = Arc::new(Lag::new(std::time::Instant::now(), Session::LAG_PATIENCE));
+    let tally = Tally::of(directory.different());
     let next_comparison = Instant::now();
     let mut shadow = Shadow {
         settings,
@@ -121,11 +142,18 @@ pub(crate) async fn run(settings: Settings, logger: Arc<Logger>, stop: Stop) -> 
         lag,
         alarms: BTreeSet::new(),
         next_comparison,
+        rest: Rest { newest: next_comparison, compaction: next_comparison },
+        examined_at: None,
+        standstill_patience: STANDSTILL_PATIENCE.0,
         told: None,
     };
+    let mut snapshot_pause = SNAPSHOT_PAUSE.0;
+    let mut is_first = true;
     loop {
-        let Some(mut copy) = shadow.prepare().await? else { break };
-        let began = Instant::now();
+        let (preparing, snapshots) = (Instant::now(), shadow.tally.snapshots);
+        let Some(mut copy) = shadow.prepare(std::mem::take(&mut is_first)).await? else { break };
+        let is_new = shadow.tally.snapshots > snapshots;
+        let (began, cost) = (Instant::now(), preparing.elapsed());
         shadow.next_comparison = began;
         shadow.logger.info(
             "the copy serves nobody: it has no listener for clients and members",
@@ -143,10 +171,19 @@ pub(crate) async fn run(settings: Settings, logger: Arc<Logger>, stop: Stop) -> 
                 stopped?;
                 shadow.directory.clear()?;
                 // A source that is compacted faster than a copy catches up must not be asked for snapshots all the time.
-                let is_again = shadow.tally.snapshots > 0 && began.elapsed() < SHORT_LIFE;
-                if is_again && let First::Right(()) = race(sleep(PAUSE.1), shadow.stop.asked()).await {
+                let has_lived = began.elapsed() >= SHORT_LIFE.max(cost);
+                if has_lived || !is_new {
+                    snapshot_pause = SNAPSHOT_PAUSE.0;
+                    continue;
+                }
+                shadow.logger.warn(
+                    "the source has outrun a new copy; the next snapshot is taken later",
+                    &[("pause", Value::Duration(snapshot_pause))],
+                );
+                if let First::Right(()) = race(sleep(snapshot_pause), shadow.stop.asked()).await {
                     break;
                 }
+                snapshot_pause = (snapshot_pause * 2).min(SNAPSHOT_PAUSE.1);
             }
             End::Stopped | End::Different => {
                 stopped?;
@@ -159,8 +196,8 @@ pub(crate) async fn run(settings: Settings, logger: Arc<Logger>, stop: Stop) -> 
 
 impl Shadow {
     /// Opens the copy, and makes it first from a snapshot of the source if there is none. Returns `None` if the shadow
-    /// was asked to stop before.
-    async fn prepare(&mut self) -> Result<Option<Copy>, Trouble> {
+    /// was asked to stop before. If `is_first` is false, a source that refuses the user is asked again.
+    async fn prepare(&mut self, is_first: bool) -> Result<Option<Copy>, Trouble> {
         let mut pause = PAUSE.0;
         while !self.directory.has_copy()? {
             let stop = self.stop.clone();
@@ -171,6 +208,7 @@ impl Shadow {
             match made {
                 Ok(()) => break,
                 Err(Trouble::Passing(text)) => self.tell(&text),
+                Err(Trouble::Refused(text)) if !is_first => self.tell(&text),
                 Err(trouble) => return Err(trouble),
             }
             if let First::Right(()) = race(sleep(pause), self.stop.asked()).await {
@@ -191,8 +229,8 @@ impl Shadow {
 
     /// Makes a copy from a snapshot of the source.
     async fn make_copy(&mut self) -> Result<(), Trouble> {
-        // Without a copy, any cluster may be the source.
-        let source = Source::identify(&self.client, None).await?;
+        // In a new directory any cluster may be the source; a copy that is made again is one of the same cluster.
+        let source = Source::identify(&self.client, self.directory.source()).await?;
         self.directory.follows(source.cluster_id())?;
         let (snapshot, data, logger) =
             (self.directory.snapshot(), self.directory.data(), Arc::clone(&self.logger));
@@ -226,6 +264,15 @@ impl Shadow {
 
     /// Follows the source until the shadow is asked to stop or has to end; tries again after passing troubles.
     async fn follow(&mut self, copy: &mut Copy) -> Result<End, Trouble> {
+        // The lag is published by a task of its own: the session may wait for its source or for the disk of the copy.
+        let mut publishing = JoinSet::new();
+        let (lag, reader) = (Arc::clone(&self.lag), copy.reader());
+        publishing.spawn(async move {
+            loop {
+                lag.publish(reader.revision(), reader.metrics());
+                sleep(TICK).await;
+            }
+        });
         let mut pause = PAUSE.0;
         let mut was_connected = false;
         loop {
@@ -295,11 +342,7 @@ impl Shadow {
     /// Updates the metrics.
     pub(crate) fn publish(&mut self, copy: &Copy) {
         let metrics = copy.metrics();
-        let (revision, source_revision) = (copy.revision(), self.lag.source_revision());
-        metrics.revision.set(revision);
-        metrics.source_revision.set(source_revision);
-        metrics.lag_revisions.set((source_revision - revision).max(0));
-        metrics.lag_seconds.set_u64(self.lag.time(std::time::Instant::now()).as_secs());
+        self.lag.publish(copy.revision(), metrics);
         metrics.different.set_bool(self.directory.different().is_some());
         self.tally.publish(metrics);
     }

@@ -1,9 +1,11 @@
 //! Follows the source over one watch: applies its revisions, follows its compactions and leases, and compares.
 
 use std::collections::{BTreeSet, HashSet};
+use std::pin::Pin;
 use std::sync::Arc;
 use std::time::Duration;
 
+use api::Status;
 use api::mvccpb::Event;
 use client::{WatchUpdate, Watcher};
 use prost::Message as _;
@@ -37,18 +39,38 @@ const REPORTS_MAX: usize = 4;
 /// Number of attempts to make a comparison whose hashes are not comparable, for example because the source has just
 /// been compacted.
 const ATTEMPTS_MAX: u32 = 5;
+/// Interval at which differences are examined at most, because that reads all keys of the source in the worst case.
+const EXAMINE_INTERVAL: Duration = Duration::from_secs(24 * 3600);
+/// Longest rest between two comparisons.
+const REST_MAX: Duration = Duration::from_secs(7 * 24 * 3600);
+/// Time after which a watch that has not opened is logged.
+const OPENING_PATIENCE: Duration = Duration::from_secs(30);
+/// Shortest and longest time after which the watch is opened again if the source is ahead and the copy does not move. It
+/// is doubled each time, because the changes of one revision may need long.
+pub(crate) const STANDSTILL_PATIENCE: (Duration, Duration) =
+    (Duration::from_secs(60), Duration::from_secs(3600));
+
+/// The watch, with the wait for its next update. The wait is kept until it has ended: opening a watch may take longer
+/// than the session can wait at a time, and must not begin anew each time.
+type Waiting = Pin<Box<dyn Future<Output = (Watcher, Result<Option<WatchUpdate>, Status>)> + Send>>;
+
+fn waiting(mut watcher: Watcher) -> Waiting {
+    Box::pin(async move {
+        let update = watcher.next().await;
+        (watcher, update)
+    })
+}
 
 /// What a task has found out about the source.
 enum Report {
-    /// The source has this revision and compact revision. The copy had the revision `own` at the time `at`, before the
-    /// source was asked.
-    Position { revision: i64, compact_revision: i64, own: i64, at: std::time::Instant },
+    /// The source has this revision and compact revision. The copy had the revision `own` before the source was asked.
+    Position { revision: i64, compact_revision: i64, own: i64 },
     /// Alarms that the members of the source report.
     Alarms(BTreeSet<String>),
     /// Ids of all leases of the source, and the TTLs of those that the copy lacked.
     Leases(HashSet<i64>, Vec<(i64, i64)>),
-    /// A comparison has ended.
-    Compared(Due, i64, Result<Outcome, Trouble>),
+    /// A comparison has ended. The duration is the time that a member needed for its hash.
+    Compared(Due, i64, Duration, Result<Outcome, Trouble>),
     /// The source does not answer.
     Trouble(Trouble),
 }
@@ -78,6 +100,15 @@ pub(crate) struct Session<'a> {
     is_matching_leases: bool,
     next_leases: Instant,
     next_report: Instant,
+    began: Instant,
+    /// Number of times that the watch was created, up to the last update.
+    times_created: u64,
+    /// True if the next revision may come from the history of the source.
+    is_catching_up: bool,
+    /// True if the next revision is the first since the watch was opened or opened again.
+    is_reopened: bool,
+    /// The revision of the copy at which the source was first found ahead, and when. `None` while it is not.
+    standstill: Option<(i64, Instant)>,
 }
 
 impl Session<'_> {
@@ -93,12 +124,15 @@ impl Session<'_> {
     /// Returns the reason for which the session has ended.
     pub(crate) async fn run(shadow: &mut Shadow, copy: &mut Copy) -> Result<End, Trouble> {
         let stop = shadow.stop.clone();
-        copy.begin().await?;
+        match race(copy.begin(), stop.asked()).await {
+            First::Left(begun) => begun?,
+            First::Right(()) => return Ok(End::Stopped),
+        }
         let source = match race(connect(shadow, copy), stop.asked()).await {
             First::Left(connected) => connected?,
             First::Right(()) => return Ok(End::Stopped),
         };
-        let mut watcher = source.watch(copy.revision() + 1);
+        let mut waiting = waiting(source.watch(copy.revision() + 1));
         let (reports, mut reported) = mpsc::channel(REPORTS_MAX);
         let now = Instant::now();
         let mut session = Session {
@@ -113,12 +147,17 @@ impl Session<'_> {
             is_matching_leases: false,
             next_leases: now,
             next_report: now + REPORT_INTERVAL,
+            began: now,
+            times_created: 0,
+            is_catching_up: false,
+            is_reopened: true,
+            standstill: None,
         };
         session.watch_position();
         loop {
             let tick = sleep_until(Instant::now() + TICK);
             // The watch comes last but one, because under load it always has something.
-            match race(stop.asked(), race(reported.recv(), race(watcher.next(), tick))).await {
+            match race(stop.asked(), race(reported.recv(), race(&mut waiting, tick))).await {
                 First::Left(()) => return Ok(End::Stopped),
                 First::Right(First::Left(report)) => {
                     let Some(report) = report else { continue };
@@ -126,9 +165,8 @@ impl Session<'_> {
                         return Ok(end);
                     }
                 }
-                First::Right(First::Right(First::Left(update))) => {
-                    let update = update.map_err(|status| Trouble::of_source("watch all keys", &status))?;
-                    session.take_updates(update, &mut watcher).await?;
+                First::Right(First::Right(First::Left(ready))) => {
+                    waiting = session.take_updates(ready).await?;
                 }
                 First::Right(First::Right(First::Right(()))) => {}
             }
@@ -139,14 +177,16 @@ impl Session<'_> {
     /// Starts the task that asks the source for its position.
     fn watch_position(&mut self) {
         let (source, copy, reports) = (self.source.clone(), self.copy.reader(), self.reports.clone());
-        let mut known = self.copy.compact_revision();
+        let (mut known, lag) = (self.copy.compact_revision(), Arc::clone(&self.shadow.lag));
         self.tasks.spawn(async move {
             for round in 0_u64.. {
                 let (own, at) = (copy.revision(), std::time::Instant::now());
                 let report = match position(&source, known).await {
                     Ok((revision, compact_revision)) => {
                         known = compact_revision;
-                        Report::Position { revision, compact_revision, own, at }
+                        // Not only by the session, which may wait for something else meanwhile.
+                        lag.source_had(revision, at);
+                        Report::Position { revision, compact_revision, own }
                     }
                     Err(trouble) => Report::Trouble(trouble),
                 };
@@ -164,34 +204,79 @@ impl Session<'_> {
         });
     }
 
-    /// Applies an update of the watch, together with those that have already arrived.
+    /// Applies an update of the watch, together with those that have already arrived. Returns the wait for the next.
     async fn take_updates(
         &mut self,
-        first: Option<WatchUpdate>,
-        watcher: &mut Watcher,
-    ) -> Result<(), Trouble> {
+        first: (Watcher, Result<Option<WatchUpdate>, Status>),
+    ) -> Result<Waiting, Trouble> {
         let mut steps = Vec::new();
-        let mut bytes = self.plan(first, &mut steps)?;
-        for _ in 1..GATHERED_MAX {
-            if bytes >= GATHERED_BYTES {
-                break;
+        let mut of_history = Vec::new();
+        let (mut ready, mut bytes, mut gathered) = (first, 0, 0);
+        let next = loop {
+            let (watcher, update) = ready;
+            let update = update.map_err(|status| Trouble::of_source("watch all keys", &status))?;
+            if watcher.times_created() != self.times_created {
+                self.times_created = watcher.times_created();
+                self.is_reopened = true;
             }
-            match race(watcher.next(), std::future::ready(())).await {
-                First::Left(update) => {
-                    let update = update.map_err(|status| Trouble::of_source("watch all keys", &status))?;
-                    bytes += self.plan(update, &mut steps)?;
+            let planned = self.copy.planned();
+            bytes += match self.plan(update, &mut steps) {
+                Err(Trouble::Passing(text)) if self.copy.has_gap() => {
+                    // A source may have removed whole revisions, if they consisted of deletions.
+                    let before = self.copy.planned();
+                    return Err(match self.source.is_compacted(before).await? {
+                        true => Trouble::Compacted(before + 1),
+                        false => Trouble::Passing(text),
+                    });
                 }
-                First::Right(()) => break,
+                other => other?,
+            };
+            if self.copy.planned() > planned {
+                let is_reopened = std::mem::take(&mut self.is_reopened);
+                if std::mem::take(&mut self.is_catching_up) || is_reopened {
+                    of_history.push((planned + 1, is_reopened));
+                }
             }
-        }
+            gathered += 1;
+            let mut next = waiting(watcher);
+            if gathered == GATHERED_MAX || bytes >= GATHERED_BYTES {
+                // The source may have been faster than the shadow, and have put this watch aside.
+                self.is_catching_up = true;
+                break next;
+            }
+            match race(&mut next, std::future::ready(())).await {
+                First::Left(updated) => ready = updated,
+                First::Right(()) => break next,
+            }
+        };
+        self.check_history(&of_history).await?;
         let missing = self.copy.missing_leases(&steps);
         if !missing.is_empty() {
-            for (id, ttl) in self.source.ttls(missing).await? {
-                self.copy.grant(id, ttl).await?;
-            }
+            let ttls = self.source.ttls(missing).await?;
+            self.copy.grant(&ttls).await?;
         }
         self.copy.apply(steps).await?;
         self.shadow.lag.reached(self.copy.revision());
+        Ok(next)
+    }
+
+    /// Checks that revisions at which the source may have begun to read its history were read whole. A compaction at
+    /// exactly such a revision may have removed its deletions, and etcd lets a watch go on there. The source is asked after
+    /// the revisions have arrived, so a compact revision below them proves that nothing was removed when they were read.
+    ///
+    /// Each revision comes with whether it is the first of a watch that was opened again. Only that one must be above the
+    /// compact revision: the others may have been under way when the source was compacted further on.
+    async fn check_history(&self, revisions: &[(i64, bool)]) -> Result<(), Trouble> {
+        let Some((first, _)) = revisions.first() else { return Ok(()) };
+        if !self.source.is_compacted(first - 1).await? {
+            return Ok(());
+        }
+        for (revision, is_reopened) in revisions {
+            let is_below = !self.source.is_compacted(revision - 1).await?;
+            if !is_below && (*is_reopened || !self.source.is_compacted(*revision).await?) {
+                return Err(Trouble::Compacted(*revision));
+            }
+        }
         Ok(())
     }
 
@@ -203,6 +288,9 @@ impl Session<'_> {
                 let now = std::time::Instant::now();
                 let revision = response.header.map_or(0, |header| header.revision);
                 self.shadow.lag.source_had(revision, now);
+                // Revisions that are sent as they are made come alone, and nothing is newer. Anything else is history.
+                let first = response.events.first().and_then(|event| event.kv.as_ref());
+                self.is_catching_up |= first.is_some_and(|kv| kv.mod_revision != revision);
                 steps.append(&mut self.copy.plan(&response.events)?);
                 Ok(response.events.iter().map(Event::encoded_len).sum())
             }
@@ -222,17 +310,21 @@ impl Session<'_> {
 
     async fn take_report(&mut self, report: Report) -> Result<Option<End>, Trouble> {
         match report {
-            Report::Position { revision, compact_revision, own, at } => {
+            Report::Position { revision, compact_revision, own } => {
                 // The source may have gone on since, and the copy with it.
                 if revision < own {
                     return Err(is_behind(revision, own));
                 }
-                // An answer alone is no progress: the disk of the shadow may be full.
-                if self.copy.revision() >= revision {
+                // An answer alone is no progress: the disk of the shadow may be full, or the watch may not open.
+                let is_watching = self.times_created > 0;
+                if self.copy.revision() >= revision && is_watching {
                     self.shadow.is_well();
                 }
-                self.copy.metrics().connected.set(1);
-                self.shadow.lag.source_had(revision, at);
+                self.check_progress(revision)?;
+                self.copy.metrics().connected.set_bool(is_watching);
+                if !is_watching && self.began.elapsed() >= OPENING_PATIENCE {
+                    self.shadow.tell("the source answers, but has not opened a watch");
+                }
                 self.shadow.lag.reached(self.copy.revision());
                 self.note_compaction(compact_revision);
             }
@@ -252,8 +344,14 @@ impl Session<'_> {
                 self.is_matching_leases = false;
                 self.copy.match_leases(&listed, &ttls).await?;
             }
-            Report::Compared(due, revision, outcome) => {
+            Report::Compared(due, revision, hash_time, outcome) => {
                 self.is_comparing = false;
+                let rest = hash_time.saturating_mul(self.shadow.settings.compare_rest);
+                let until = Instant::now() + rest.min(REST_MAX);
+                match due.compaction {
+                    Some(_) => self.shadow.rest.compaction = until,
+                    None => self.shadow.rest.newest = until,
+                }
                 return self.take_outcome(due, revision, outcome?);
             }
             Report::Trouble(trouble @ Trouble::Final(_)) => return Err(trouble),
@@ -265,6 +363,39 @@ impl Session<'_> {
             }
         }
         Ok(None)
+    }
+
+    /// Ends the session if the source is ahead and the copy has not moved for long, although a watch is open: the watch
+    /// may be stuck, or the missing revisions may have been compacted away.
+    fn check_progress(&mut self, revision: i64) -> Result<(), Trouble> {
+        let (reached, now) = (self.copy.revision(), Instant::now());
+        if reached >= revision {
+            (self.standstill, self.shadow.standstill_patience) = (None, STANDSTILL_PATIENCE.0);
+            return Ok(());
+        }
+        if self.times_created == 0 {
+            return Ok(());
+        }
+        match self.standstill {
+            Some((at, since)) if at == reached => {
+                let patience = self.shadow.standstill_patience;
+                if now - since < patience {
+                    return Ok(());
+                }
+                self.shadow.standstill_patience = (patience * 2).min(STANDSTILL_PATIENCE.1);
+                Err(Trouble::Passing(format!(
+                    "the source is at revision {revision}, but its watch has brought nothing after {reached} for {} s",
+                    patience.as_secs()
+                )))
+            }
+            before => {
+                if before.is_some() {
+                    self.shadow.standstill_patience = STANDSTILL_PATIENCE.0;
+                }
+                self.standstill = Some((reached, now));
+                Ok(())
+            }
+        }
     }
 
     fn note_compaction(&mut self, revision: i64) {
@@ -306,6 +437,9 @@ impl Session<'_> {
             Outcome::Different(difference) => {
                 self.shadow.tally.different(revision);
                 self.shadow.directory.note_difference(revision)?;
+                if self.examines() {
+                    self.shadow.examined_at = Some(Instant::now());
+                }
                 let members: Vec<String> =
                     difference.members.iter().map(|(endpoint, hash)| format!("{endpoint}={hash}")).collect();
                 let members: Vec<&str> = members.iter().map(String::as_str).collect();
@@ -357,7 +491,11 @@ impl Session<'_> {
         }
         if !self.is_comparing
             && self.compaction.is_none()
-            && let Some(due) = self.due.take_if(|due| due.not_before <= now)
+            && let Some(due) = self.due.take_if(|due| {
+                let rest = &self.shadow.rest;
+                let rested = if due.compaction.is_some() { rest.compaction } else { rest.newest };
+                due.not_before.max(rested) <= now
+            })
         {
             self.compare(due);
         }
@@ -385,19 +523,26 @@ impl Session<'_> {
         self.is_comparing = true;
         let tally = &self.shadow.tally;
         let turn = tally.equal + tally.different + tally.skipped + u64::from(due.attempts);
-        let comparison = Comparison {
+        let mut comparison = Comparison {
             source: self.source.clone(),
             copy: self.copy.reader(),
             logger: Arc::clone(&self.shadow.logger),
             turn: usize::try_from(turn).unwrap_or(0),
+            examines: self.examines(),
+            hash_time: Duration::ZERO,
         };
         let revision = due.compaction.unwrap_or_else(|| self.copy.revision());
         let reports = self.reports.clone();
         self.tasks.spawn(async move {
             let outcome = comparison.at(revision).await;
             // The session may have ended.
-            let _ = reports.send(Report::Compared(due, revision, outcome)).await;
+            let _ = reports.send(Report::Compared(due, revision, comparison.hash_time, outcome)).await;
         });
+    }
+
+    /// Returns true if a difference is to be examined: the last examination is long ago.
+    fn examines(&self) -> bool {
+        self.shadow.examined_at.is_none_or(|at| at.elapsed() >= EXAMINE_INTERVAL)
     }
 
     fn list_leases(&mut self) {
@@ -422,6 +567,10 @@ async fn connect(shadow: &mut Shadow, copy: &Copy) -> Result<Source, Trouble> {
     if revision < own {
         return Err(is_behind(revision, own));
     }
+    // A watch could still begin exactly at the compact revision, but deletions of that revision may be gone.
+    if source.is_compacted(own).await? {
+        return Err(Trouble::Compacted(own + 1));
+    }
     let endpoints = source.endpoints();
     let endpoints: Vec<&str> = endpoints.iter().map(String::as_str).collect();
     shadow.logger.info(
@@ -445,7 +594,12 @@ fn is_behind(revision: i64, own: i64) -> Trouble {
 
 async fn position(source: &Source, known: i64) -> Result<(i64, i64), Trouble> {
     let revision = source.revision().await?;
-    Ok((revision, source.compact_revision(known, revision).await?))
+    let compact_revision = source.compact_revision(known, revision).await?;
+    if compact_revision > known {
+        // The answer that a revision is compacted does not say which cluster it comes from.
+        source.confirm().await?;
+    }
+    Ok((revision, compact_revision))
 }
 
 async fn leases(source: &Source, known: &HashSet<i64>) -> Result<(HashSet<i64>, Vec<(i64, i64)>), Trouble> {

@@ -35,6 +35,8 @@ const LEASE_CALLS_MAX: usize = 32;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(crate) struct SourceHash {
     pub(crate) hash: u32,
+    /// Id of the member that has answered: an endpoint may be an address of several.
+    pub(crate) member_id: u64,
     /// Compact revision for which the hash was computed; -1 if there is none.
     pub(crate) compact_revision: i64,
     /// True if the member has said that the hash is of the revision asked for. etcd before 3.6 does not say it, and
@@ -101,6 +103,15 @@ impl Source {
         }
         let (_, cluster_id) = found.ok_or(trouble)?;
         Ok(Source { client: client.clone(), cluster_id })
+    }
+
+    /// Checks again that all endpoints that answer belong to this cluster.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if one does not, or if none answers.
+    pub(crate) async fn confirm(&self) -> Result<(), Trouble> {
+        Source::identify(&self.client, Some(self.cluster_id)).await.map(|_| ())
     }
 
     /// Returns the id of the cluster.
@@ -216,6 +227,7 @@ impl Source {
         }
         Ok(SourceHash {
             hash: answer.hash,
+            member_id: answer.header.unwrap_or_default().member_id,
             compact_revision: answer.compact_revision,
             is_of_revision: answer.hash_revision == revision,
         })
@@ -238,6 +250,29 @@ impl Source {
             alarms.extend(errors);
         }
         Ok(alarms)
+    }
+
+    /// Returns the endpoints that answer and are not the leader; all endpoints if there are none.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a member belongs to another cluster.
+    pub(crate) async fn followers(&self) -> Result<Vec<String>, Trouble> {
+        let endpoints = self.endpoints();
+        if endpoints.len() < 2 {
+            return Ok(endpoints);
+        }
+        let mut followers = Vec::new();
+        for endpoint in &endpoints {
+            let one = self.client.at(endpoint).within(PATIENCE);
+            let answer = one.call(Rpc::MaintenanceStatus, &pb::StatusRequest {}).await;
+            let Ok(pb::StatusResponse { header, leader, .. }) = answer else { continue };
+            self.check(header.as_ref())?;
+            if leader != 0 && header.unwrap_or_default().member_id != leader {
+                followers.push(endpoint.clone());
+            }
+        }
+        Ok(if followers.is_empty() { endpoints } else { followers })
     }
 
     /// Returns the ids of all leases.

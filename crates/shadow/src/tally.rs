@@ -1,5 +1,6 @@
 //! What a shadow has found out so far, for its metrics and its log.
 
+use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 use telemetry::metrics::ShadowMetrics;
@@ -11,11 +12,19 @@ pub(crate) struct Tally {
     pub(crate) different: u64,
     pub(crate) skipped: u64,
     pub(crate) snapshots: u64,
+    /// The first revision at which a comparison with this data directory was different before the process started.
+    earlier: Option<i64>,
     /// Revision and time of the last comparison that was equal or different.
     last: Option<(i64, SystemTime)>,
 }
 
 impl Tally {
+    /// Returns the counts of a process that has just started. `earlier` is the first revision at which a comparison with
+    /// its data directory was different.
+    pub(crate) fn of(earlier: Option<i64>) -> Tally {
+        Tally { earlier, ..Tally::default() }
+    }
+
     /// Records that a comparison at this revision was equal.
     pub(crate) fn equal(&mut self, revision: i64) {
         self.equal += 1;
@@ -33,11 +42,17 @@ impl Tally {
         let made = self.equal + self.different;
         let through =
             self.last.map_or(String::new(), |(revision, _)| format!(", through revision {revision}"));
-        match (made, self.different) {
+        let since_start = match (made, self.different) {
             (0, _) => "no comparison yet".to_owned(),
             (1, 0) => format!("1 comparison, equal{through}"),
             (_, 0) => format!("{made} comparisons, all equal{through}"),
             (_, different) => format!("{made} comparisons, {different} of them DIFFERENT{through}"),
+        };
+        match self.earlier {
+            Some(revision) => {
+                format!("{since_start}; before this start one was DIFFERENT, first at revision {revision}")
+            }
+            None => since_start,
         }
     }
 
@@ -55,50 +70,74 @@ impl Tally {
     }
 }
 
-/// How far the copy is behind its source.
-#[derive(Clone, Copy, Debug)]
+/// How far the copy is behind its source. Shared by the tasks that find it out and the one that publishes it, so that it
+/// also grows while the session waits for something.
+#[derive(Debug)]
 pub(crate) struct Lag {
+    known: Mutex<Known>,
+    /// Time for which the knowledge that the copy has everything counts as news.
+    patience: Duration,
+}
+
+/// What is known of the source and the copy.
+#[derive(Debug)]
+struct Known {
     /// Newest revision of the source that is known.
     source_revision: i64,
     /// Revision that the source had at a time, until the copy has reached it.
     asked: Option<(i64, Instant)>,
     /// Last time for which it is known that the copy had all revisions of the source.
     current_at: Instant,
-    /// Time for which that knowledge counts as news.
-    patience: Duration,
 }
 
 impl Lag {
     /// Returns the lag of a copy of which nothing is known yet. `patience` is the time between two questions to the
     /// source, with some margin.
     pub(crate) fn new(now: Instant, patience: Duration) -> Lag {
-        Lag { source_revision: 0, asked: None, current_at: now, patience }
+        Lag { known: Mutex::new(Known { source_revision: 0, asked: None, current_at: now }), patience }
+    }
+
+    fn known(&self) -> MutexGuard<'_, Known> {
+        self.known.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Records that the source had this revision at a time.
-    pub(crate) fn source_had(&mut self, revision: i64, at: Instant) {
-        self.source_revision = self.source_revision.max(revision);
+    pub(crate) fn source_had(&self, revision: i64, at: Instant) {
+        let mut known = self.known();
+        known.source_revision = known.source_revision.max(revision);
         // The earliest position is kept until it is reached: under load a later one may always be ahead.
-        self.asked.get_or_insert((revision, at));
+        known.asked.get_or_insert((revision, at));
     }
 
     /// Records that the copy has reached this revision.
-    pub(crate) fn reached(&mut self, revision: i64) {
-        self.source_revision = self.source_revision.max(revision);
-        if let Some((_, at)) = self.asked.take_if(|(asked, _)| *asked <= revision) {
-            self.current_at = self.current_at.max(at);
+    pub(crate) fn reached(&self, revision: i64) {
+        let mut known = self.known();
+        known.source_revision = known.source_revision.max(revision);
+        if let Some((_, at)) = known.asked.take_if(|(asked, _)| *asked <= revision) {
+            known.current_at = known.current_at.max(at);
         }
     }
 
     /// Returns the newest revision of the source that is known.
     pub(crate) fn source_revision(&self) -> i64 {
-        self.source_revision
+        self.known().source_revision
     }
 
     /// Returns the time for which the copy has not been known to have all revisions; zero if it has them.
     pub(crate) fn time(&self, now: Instant) -> Duration {
-        let since = now.saturating_duration_since(self.current_at);
-        if self.asked.is_none() && since < self.patience { Duration::ZERO } else { since }
+        let known = self.known();
+        let since = now.saturating_duration_since(known.current_at);
+        if known.asked.is_none() && since < self.patience { Duration::ZERO } else { since }
+    }
+
+    /// Copies the lag to the metrics of a copy that has this revision.
+    pub(crate) fn publish(&self, revision: i64, metrics: &ShadowMetrics) {
+        self.reached(revision);
+        let source_revision = self.source_revision();
+        metrics.revision.set(revision);
+        metrics.source_revision.set(source_revision);
+        metrics.lag_revisions.set((source_revision - revision).max(0));
+        metrics.lag_seconds.set_u64(self.time(Instant::now()).as_secs());
     }
 }
 
@@ -116,13 +155,17 @@ mod tests {
         assert_eq!(tally.summary(), "2 comparisons, all equal, through revision 9");
         tally.different(11);
         assert_eq!(tally.summary(), "3 comparisons, 1 of them DIFFERENT, through revision 11");
+        let mut tally = Tally::of(Some(5));
+        tally.equal(7);
+        let summary = "1 comparison, equal, through revision 7; before this start one was DIFFERENT, first at revision 5";
+        assert_eq!(tally.summary(), summary);
     }
 
     #[test]
     fn the_lag_grows_while_the_source_is_silent_or_the_copy_is_behind() {
         let start = Instant::now();
         let at = |seconds| start + Duration::from_secs(seconds);
-        let mut lag = Lag::new(start, Duration::from_secs(12));
+        let lag = Lag::new(start, Duration::from_secs(12));
         lag.source_had(10, at(5));
         lag.reached(9);
         assert_eq!((lag.time(at(8)), lag.source_revision()), (Duration::from_secs(8), 10));
