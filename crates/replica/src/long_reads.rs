@@ -6,8 +6,9 @@
 //! newest view ([`machine::AsOf`]). Each such reader is registered here while it exists, with the versions
 //! that it needs. Before the core physically removes versions, it checks here which ones are needed. A reader
 //! may delay the removal only for a limited time ([`Reader::patience`]). After that it is ended: its next
-//! slice fails. A range or a snapshot that advances gets more time ([`Reader::longest`]) as long as the
-//! versions that cannot be removed take few bytes ([`KEPT_BYTES_MAX`]).
+//! slice fails. A range or a snapshot that advances gets more time ([`Reader::longest`]) as long as all
+//! superseded versions, including those that no compaction has reached yet, take few bytes
+//! ([`KEPT_BYTES_MAX`]).
 //!
 //! A reader delays only the removal of versions that compactions have made unreadable since the reader began.
 //! It does not keep data in memory that is written while it runs.

@@ -212,7 +212,9 @@ impl Assembly {
         self.sort();
         let mut versions = 0;
         let mut readers: Vec<RunReader<Blocks, Vec<u8>>> = Vec::with_capacity(1 + self.runs.len());
-        if let Some((state, base)) = self.base {
+        if let Some((state, mut base)) = self.base {
+            // Values may have been compressed since the head was made. The blocks are read here only.
+            base.compressed_values = true;
             versions += base.versions;
             let through = base.revision;
             let mut writer = RunWriter::new(state, base, Revision(0));

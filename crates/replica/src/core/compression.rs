@@ -21,19 +21,12 @@ pub(super) struct Compression {
     judged: BTreeSet<u32>,
     /// Segments of the order that the checkpointer has received and not finished.
     ordered: Vec<u32>,
-    /// True if values of the order could not be moved, for example because the disk was full.
-    was_refused: bool,
     next_at: Instant,
 }
 
 impl Compression {
     pub fn new(now: Instant) -> Compression {
-        Compression {
-            judged: BTreeSet::new(),
-            ordered: Vec::new(),
-            was_refused: false,
-            next_at: now + INTERVAL,
-        }
+        Compression { judged: BTreeSet::new(), ordered: Vec::new(), next_at: now + INTERVAL }
     }
 
     /// Returns true if it is time for a survey, and the checkpointer is not busy with an earlier order.
@@ -55,20 +48,13 @@ impl Compression {
     pub fn ordered(&mut self, segments: impl Iterator<Item = u32>) {
         self.ordered = segments.collect();
         self.judged.extend(&self.ordered);
-        self.was_refused = false;
     }
 
-    /// Records that values could not be moved.
-    pub fn refused(&mut self) {
-        self.was_refused = true;
-    }
-
-    /// Records that an order of the checkpointer has ended. If some of the values could not be moved, or if
-    /// `is_whole` is false because another order came, the segments are given to the checkpointer again after a
-    /// pause.
+    /// Records that an order of the checkpointer has ended. If `is_whole` is false, because some of the values could
+    /// not be moved or another order came, the segments are given to the checkpointer again after a pause.
     pub fn ended(&mut self, is_whole: bool, now: Instant) {
         for segment in self.ordered.drain(..) {
-            if self.was_refused || !is_whole {
+            if !is_whole {
                 self.judged.remove(&segment);
                 self.next_at = now + AGAIN;
             }
@@ -92,13 +78,9 @@ mod tests {
         assert!(compression.is_due(start + 9 * INTERVAL));
         assert_eq!(compression.judged(|segment| segment != 3), &BTreeSet::from([4]), "3 is gone");
         compression.ordered([5].into_iter());
-        compression.refused();
-        compression.ended(true, start + 10 * INTERVAL);
+        compression.ended(false, start + 10 * INTERVAL);
         assert_eq!(compression.judged(|_| true), &BTreeSet::from([4]), "5 is tried again");
         let again = start + 10 * INTERVAL + AGAIN;
         assert!(!compression.is_due(again - INTERVAL) && compression.is_due(again));
-        compression.ordered([5].into_iter());
-        compression.ended(false, again);
-        assert_eq!(compression.judged(|_| true), &BTreeSet::from([4]), "another order came");
     }
 }

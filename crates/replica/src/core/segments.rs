@@ -109,6 +109,8 @@ pub(super) struct Moves {
     ordered: usize,
     /// True if there was such an order since the member started.
     were_ordered: bool,
+    /// True if values of the order could not be moved, for example because the disk was full.
+    was_refused: bool,
 }
 
 impl Moves {
@@ -123,9 +125,15 @@ impl Moves {
         self.were_ordered = true;
     }
 
-    /// Records that the checkpointer has done so.
-    pub fn done(&mut self) {
+    /// Records that values could not be moved.
+    pub fn refused(&mut self) {
+        self.was_refused = true;
+    }
+
+    /// Records that the checkpointer has done so. Returns false if some of the values could not be moved.
+    pub fn done(&mut self) -> bool {
         self.ordered = self.ordered.saturating_sub(1);
+        !std::mem::take(&mut self.was_refused)
     }
 
     /// Returns true if the checkpointer was ordered to move values and is not done.

@@ -35,12 +35,14 @@ pub(super) struct Tidying {
     /// Segments that were ordered to be emptied, each with its live bytes at that time. A segment in which no
     /// value has been moved or removed since is not ordered again: its values cannot be read.
     ordered: BTreeMap<u32, u64>,
+    /// Segments of the order that has not ended.
+    current: Vec<u32>,
 }
 
 impl Tidying {
     /// Returns an empty budget, as it is when the member starts.
     pub fn new(now: Instant) -> Tidying {
-        Tidying { budget_bytes: 0, grown: now, ordered: BTreeMap::new() }
+        Tidying { budget_bytes: 0, grown: now, ordered: BTreeMap::new(), current: Vec::new() }
     }
 
     /// Lets the budget grow up to `now`, and returns it if it is large enough for an order. `whole_bytes` is
@@ -71,7 +73,18 @@ impl Tidying {
     pub fn ordered(&mut self, segments: &[(u32, u64)], exists: impl Fn(u32) -> bool) {
         self.ordered.retain(|segment, _| exists(*segment));
         self.ordered.extend(segments.iter().copied());
+        self.current = segments.iter().map(|(segment, _)| *segment).collect();
         self.budget_bytes = 0;
+    }
+
+    /// Records that the order has ended. If `is_whole` is false, because some of the values could not be moved or
+    /// another order came, its segments may be ordered again.
+    pub fn ended(&mut self, is_whole: bool) {
+        for segment in self.current.drain(..) {
+            if !is_whole {
+                self.ordered.remove(&segment);
+            }
+        }
     }
 
     /// Records that nothing can be tidied now: the next look is due when the budget is full again, because a
@@ -104,6 +117,11 @@ mod tests {
         assert_eq!([(3, 30), (3, 29), (4, 30)].map(|each| alone(&tidying, each)), [true, false, false]);
         tidying.ordered(&[(9, 90)], |segment| segment != 3);
         assert_eq!([(3, 30), (5, 50), (9, 90)].map(|each| alone(&tidying, each)), [false, true, true]);
+        tidying.ended(true);
+        assert!(alone(&tidying, (9, 90)), "its values cannot be read");
+        tidying.ordered(&[(9, 90)], |_| true);
+        tidying.ended(false);
+        assert_eq!([(5, 50), (9, 90)].map(|each| alone(&tidying, each)), [true, false]);
         // Calls within a millisecond do not lose time.
         let mut often = Tidying::new(start);
         let grown = (0..=100_000)

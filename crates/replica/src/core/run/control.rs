@@ -116,7 +116,8 @@ impl Core {
             // of the moved values. Only a whole checkpoint replaces all runs, and so lets the old segments be
             // deleted.
             StorageRequest::Relocated { is_whole } => {
-                self.space.moves.done();
+                let is_whole = self.space.moves.done() && is_whole;
+                self.space.tidying.ended(is_whole);
                 self.space.compression.ended(is_whole, now);
                 if self.has_emptied() {
                     self.space.checkpoints.want_whole();

@@ -76,6 +76,10 @@ impl Core {
             }
         }
         self.space.moves.tell();
+        // The checkpointer may have reported the end of its order before its last values had arrived.
+        if !self.space.moves.are_under_way() && !self.space.moves.are_ordered() && self.has_emptied() {
+            self.space.checkpoints.want_whole();
+        }
         if let Some(number) = number {
             self.step(Event::LogSynced(number))?;
         }
@@ -693,7 +697,7 @@ impl Core {
         if !fits || self.lifecycle.is_stopping() || receiving || values.is_empty() {
             // Without a signal the mover ends: the values behind these would be refused, too. They stay where
             // they are, and are moved after the next checkpoint.
-            self.space.compression.refused();
+            self.space.moves.refused();
             return;
         }
         let mut batch = Vec::with_capacity(values.len());
@@ -706,7 +710,7 @@ impl Core {
         if self.space.room.hand_values(&mut self.log, batch, now).is_none() {
             // Without a signal the mover ends: the values behind these would be refused, too. They stay where
             // they are, and are moved after the next checkpoint.
-            self.space.compression.refused();
+            self.space.moves.refused();
             return;
         }
         self.space.moves.begin(moving, done);
