@@ -391,7 +391,10 @@ impl Stepped {
     /// files; or copies one batch of values to another segment. Returns false if the checkpointer has nothing
     /// to do, or waits until the core has stored the new locations of a batch.
     pub fn checkpointer_step(&mut self) -> bool {
-        match self.checkpointer.step() {
+        let step = self.checkpointer.step();
+        // The result is not needed: a checkpointer that has been told to stop has nothing to do any more.
+        let _ = self.checkpointer.give_way(&self.orders);
+        match step {
             Step::Written | Step::Ended => true,
             Step::Waiting => false,
             Step::Idle => self.orders.try_recv().is_ok_and(|order| self.checkpointer.take(order)),

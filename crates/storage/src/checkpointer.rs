@@ -262,15 +262,8 @@ impl Checkpointer {
                     }
                     Step::Idle | Step::Ended => break,
                 }
-                if self.gives_way() {
-                    let goes_on = match orders.try_recv() {
-                        Ok(order) => self.take_beside(order),
-                        Err(TryRecvError::Empty) => true,
-                        Err(TryRecvError::Disconnected) => false,
-                    };
-                    if !goes_on {
-                        return;
-                    }
+                if !self.give_way(orders) {
+                    return;
                 }
             }
             if self.unsettled.is_some() {
@@ -288,6 +281,19 @@ impl Checkpointer {
             Some(Job::Sampling(_)) => true,
             Some(Job::Relocation(moving)) => moving.haste == Haste::InPauses,
             Some(Job::Checkpoint(_)) | None => false,
+        }
+    }
+
+    /// Executes the next order, if there is one and the current one [gives way](Checkpointer::gives_way). Returns
+    /// false after [`Order::Stop`], or if the queue is closed.
+    pub fn give_way(&mut self, orders: &Receiver<Order>) -> bool {
+        if !self.gives_way() {
+            return true;
+        }
+        match orders.try_recv() {
+            Ok(order) => self.take_beside(order),
+            Err(TryRecvError::Empty) => true,
+            Err(TryRecvError::Disconnected) => false,
         }
     }
 
