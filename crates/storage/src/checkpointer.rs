@@ -284,7 +284,7 @@ impl Checkpointer {
         }
     }
 
-    /// Executes the next order, if there is one and the current one [gives way](Checkpointer::gives_way). Returns
+    /// Executes the next order, if there is one and the current one gives way. Returns
     /// false after [`Order::Stop`], or if the queue is closed.
     pub fn give_way(&mut self, orders: &Receiver<Order>) -> bool {
         if !self.gives_way() {
