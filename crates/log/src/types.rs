@@ -63,7 +63,7 @@ impl Value {
     }
 }
 
-/// What is needed to decompress a value.
+/// Length and dictionary of a compressed value, with which it is decompressed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Compressed {
     pub(crate) len: u32,

@@ -88,7 +88,7 @@ pub struct Gateway {
     logger: Logger,
 }
 
-/// What is known about the endpoints, each at the same index as in [`Gateway::remotes`], and a counter for taking
+/// Observations of the endpoints, each at the same index as in [`Gateway::remotes`], and a counter for taking
 /// turns.
 struct Standing {
     active: Vec<bool>,

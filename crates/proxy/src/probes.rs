@@ -65,7 +65,7 @@ impl ZoneOptions {
     }
 }
 
-/// What is known about the endpoints, for the metrics page and for the log.
+/// Zone, rank and round trip of the endpoints, for the metrics page and for the log.
 #[derive(Debug, Default)]
 pub(crate) struct Standings {
     pub(crate) preference: Preference,

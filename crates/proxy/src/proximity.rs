@@ -54,7 +54,7 @@ impl RoundTrips {
     }
 }
 
-/// What the question to an endpoint has shown.
+/// Result of a question to an endpoint.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) enum Observation {
     /// It serves. The zone is empty if it states none, and `None` if this answer could not contain one.
@@ -95,7 +95,7 @@ impl Standing {
     }
 }
 
-/// What a proxy in one zone knows about its endpoints.
+/// Observations that a proxy in one zone has made of its endpoints.
 #[derive(Debug)]
 pub(crate) struct Proximity {
     zone: String,

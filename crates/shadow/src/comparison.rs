@@ -42,7 +42,7 @@ pub(crate) enum Outcome {
     },
 }
 
-/// What is different.
+/// A difference between the source and the copy.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub(crate) struct Difference {
     /// Compact revision for which the hashes were computed.

@@ -34,7 +34,7 @@ const SNAPSHOT_PAUSE: (Duration, Duration) = (Duration::from_secs(30), Duration:
 
 /// Settings of a shadow.
 pub(crate) struct Settings {
-    /// How the source is reached.
+    /// Endpoints and credentials of the source.
     pub(crate) client: client::Settings,
     /// Data directory of the shadow.
     pub(crate) data_dir: PathBuf,

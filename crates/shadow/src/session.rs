@@ -61,7 +61,7 @@ fn waiting(mut watcher: Watcher) -> Waiting {
     })
 }
 
-/// What a task has found out about the source.
+/// A report of a task about the source.
 enum Report {
     /// The source has this revision and compact revision. The copy had the revision `own` before the source was asked.
     Position { revision: i64, compact_revision: i64, own: i64 },

@@ -1,4 +1,4 @@
-//! What a shadow has found out so far, for its metrics and its log.
+//! Counts the results of a shadow's comparisons and measures its lag, for its metrics and its log.
 
 use std::sync::{Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
@@ -70,7 +70,7 @@ impl Tally {
     }
 }
 
-/// How far the copy is behind its source. Shared by the tasks that find it out and the one that publishes it, so that it
+/// Lag of the copy behind its source. Shared by the tasks that find it out and the one that publishes it, so that it
 /// also grows while the session waits for something.
 #[derive(Debug)]
 pub(crate) struct Lag {
@@ -79,7 +79,7 @@ pub(crate) struct Lag {
     patience: Duration,
 }
 
-/// What is known of the source and the copy.
+/// The newest known revision of the source, and when the copy had everything.
 #[derive(Debug)]
 struct Known {
     /// Newest revision of the source that is known.

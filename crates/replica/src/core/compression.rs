@@ -38,16 +38,17 @@ impl Compression {
         is_due
     }
 
-    /// Returns the segments that were given to the checkpointer, those that no longer exist excepted.
-    pub fn judged(&mut self, exists: impl Fn(u32) -> bool) -> &BTreeSet<u32> {
-        self.judged.retain(|segment| exists(*segment));
-        &self.judged
+    /// Returns true if the segment was given to the checkpointer.
+    pub fn is_judged(&self, segment: u32) -> bool {
+        self.judged.contains(&segment)
     }
 
-    /// Records that the checkpointer has received an order for these segments.
-    pub fn ordered(&mut self, segments: impl Iterator<Item = u32>) {
-        self.ordered = segments.collect();
-        self.judged.extend(&self.ordered);
+    /// Records that the checkpointer has received an order for these segments. Forgets the segments that no
+    /// longer exist.
+    pub fn ordered(&mut self, segments: Vec<u32>, exists: impl Fn(u32) -> bool) {
+        self.judged.retain(|segment| exists(*segment));
+        self.judged.extend(&segments);
+        self.ordered = segments;
     }
 
     /// Records that an order of the checkpointer has ended. If `is_whole` is false, because some of the values could
@@ -72,14 +73,14 @@ mod tests {
         let mut compression = Compression::new(start);
         assert!(!compression.is_due(start) && compression.is_due(start + INTERVAL));
         assert!(!compression.is_due(start + INTERVAL), "it was due a moment ago");
-        compression.ordered([3, 4].into_iter());
+        compression.ordered(vec![3, 4], |_| true);
         assert!(!compression.is_due(start + 9 * INTERVAL), "the checkpointer is busy");
         compression.ended(true, start + 9 * INTERVAL);
         assert!(compression.is_due(start + 9 * INTERVAL));
-        assert_eq!(compression.judged(|segment| segment != 3), &BTreeSet::from([4]), "3 is gone");
-        compression.ordered([5].into_iter());
+        compression.ordered(vec![5], |segment| segment != 3);
+        assert_eq!(compression.judged, BTreeSet::from([4, 5]), "3 is gone");
         compression.ended(false, start + 10 * INTERVAL);
-        assert_eq!(compression.judged(|_| true), &BTreeSet::from([4]), "5 is tried again");
+        assert_eq!(compression.judged, BTreeSet::from([4]), "5 is tried again");
         let again = start + 10 * INTERVAL + AGAIN;
         assert!(!compression.is_due(again - INTERVAL) && compression.is_due(again));
     }

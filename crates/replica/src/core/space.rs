@@ -12,8 +12,6 @@
 //!
 //! If less is dead, segments are emptied slowly: see `tidying.rs`.
 
-use std::collections::BTreeSet;
-
 use log::{Log, SegmentState};
 use machine::Machine;
 use numbers::Index;
@@ -131,18 +129,18 @@ impl Survey<'_> {
     /// Returns the segments with many live values that are not compressed, oldest first, each with its live
     /// values; none if compressing them frees too little compared with the whole checkpoint that it
     /// makes necessary. Only segments are considered that can be deleted as soon as they are empty, and that
-    /// are not in `judged`. `saved_through` is the last entry in the durable checkpoint.
+    /// are not judged. `saved_through` is the last entry in the durable checkpoint.
     pub fn worth_compressing(
         &self,
         saved_through: Index,
-        judged: &BTreeSet<u32>,
+        is_judged: impl Fn(u32) -> bool,
     ) -> Vec<(u32, machine::SegmentUse)> {
         let usage = self.machine.usage();
         let through = saved_through.min(self.kept_behind);
         let mut sealed = self.log.segments();
         sealed.retain(|s| s.sealed && !s.releasing && !self.segments.is_pending_delete(s.seq));
         sealed.truncate(sealed.len().saturating_sub(HOT_SEGMENTS));
-        let candidates = sealed.iter().filter(|s| s.last_index <= through && !judged.contains(&s.seq));
+        let candidates = sealed.iter().filter(|s| s.last_index <= through && !is_judged(s.seq));
         // Segments that are less than half full are emptied soon anyway, and their values are compressed then.
         let candidates = candidates.filter_map(|s| {
             let usage = usage.get(&s.seq)?;

@@ -92,7 +92,7 @@ pub struct Relocation {
     pub compressed: Option<Compressed>,
 }
 
-/// How urgent it is to move values.
+/// Urgency of an order to move values.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Haste {
     /// Batch follows batch.
@@ -125,7 +125,7 @@ pub enum Order {
         /// Maximum bytes of values per batch that is sent to the core, except that the last value of a batch
         /// may exceed it.
         portion_bytes: usize,
-        /// How urgent this is.
+        /// Urgency of the order.
         haste: Haste,
     },
     /// Find out which of these segments are worth compressing, and do with them what [`Order::Relocate`] says.

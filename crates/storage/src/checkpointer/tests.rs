@@ -16,6 +16,22 @@ use super::*;
 use crate::terms::Terms;
 use crate::values::LogValues;
 
+/// Returns the interfaces of a member with this log and this newest view, and the events that it is sent.
+fn surface(log: &log::Log, view: Arc<View>, compresses: bool) -> (Surface, Receiver<Event>) {
+    let (sender, told) = channel();
+    let member = Surface {
+        identity: Identity { member_id: 2, cluster_id: 1 },
+        values: log.values(),
+        segment_bytes: log.segment_bytes(),
+        shares_file_system: true,
+        newest: Box::new(move || Arc::clone(&view)),
+        tell: Box::new(move |event| sender.send(event).expect("the test waits")),
+        compresses,
+        metrics: Arc::new(Metrics::new(&[], MetricsDetail::Basic)),
+    };
+    (member, told)
+}
+
 fn level(from: i64, to: i64, file_bytes: u64) -> Level {
     let (from, to) = (Revision(from), Revision(to));
     let name = Level::name(from, to, Index(7), &[]);
@@ -101,19 +117,9 @@ fn a_checkpoint_that_a_restart_may_find_keeps_its_runs_whichever_sync_failed() {
         let store = CheckpointStore::open(Arc::clone(&disk), "/checkpoint").expect("opens");
         disk.create_dir_all(Path::new("/member")).expect("a disk in memory");
         let (note, _) = Note::open(&disk, Path::new("/member"));
-        let (sender, told) = channel();
         let mut machine = Machine::new(Rules { learners_max: 1 });
         let view = machine.store.publish();
-        let member = Surface {
-            identity: Identity { member_id: 2, cluster_id: 1 },
-            values: log.values(),
-            segment_bytes: log.segment_bytes(),
-            shares_file_system: true,
-            newest: Box::new(move || Arc::clone(&view)),
-            compresses: false,
-            tell: Box::new(move |event| sender.send(event).expect("the test waits")),
-            metrics: Arc::new(Metrics::new(&[], MetricsDetail::Basic)),
-        };
+        let (member, told) = surface(&log, view, false);
         let mut checkpointer = Checkpointer::new(member, store.clone(), Vec::new(), note);
         let values = LogValues::new(log.values());
         let put = |machine: &mut Machine, index: u64| {
@@ -193,17 +199,7 @@ fn portions_of_moved_values_are_short_however_small_the_values_are() {
     }
     let view = machine.store.publish();
     let through = view.snapshot().current_revision();
-    let (sender, told) = channel();
-    let member = Surface {
-        identity: Identity { member_id: 2, cluster_id: 1 },
-        values: log.values(),
-        segment_bytes: log.segment_bytes(),
-        shares_file_system: true,
-        newest: Box::new(move || Arc::clone(&view)),
-        compresses: false,
-        tell: Box::new(move |event| sender.send(event).expect("the test waits")),
-        metrics: Arc::new(Metrics::new(&[], MetricsDetail::Basic)),
-    };
+    let (member, told) = surface(&log, view, false);
     let mut segments: Vec<u32> = places.iter().map(|place| place.location.segment()).collect();
     segments.dedup();
     let portion_bytes = 1 << 20;
@@ -241,17 +237,7 @@ fn a_member_that_stops_does_not_wait_until_segments_are_judged() {
     disk.create_dir_all(Path::new("/member")).expect("a disk in memory");
     let (note, _) = Note::open(&disk, Path::new("/member"));
     let view = Machine::new(Rules { learners_max: 1 }).store.publish();
-    let (sender, told) = channel();
-    let member = Surface {
-        identity: Identity { member_id: 2, cluster_id: 1 },
-        values: log.values(),
-        segment_bytes: log.segment_bytes(),
-        shares_file_system: true,
-        newest: Box::new(move || Arc::clone(&view)),
-        tell: Box::new(move |event| sender.send(event).expect("the test waits")),
-        compresses: true,
-        metrics: Arc::new(Metrics::new(&[], MetricsDetail::Basic)),
-    };
+    let (member, told) = surface(&log, view, true);
     let checkpointer = Checkpointer::new(member, store, Vec::new(), note);
     let (orders, queue) = channel();
     let compress = || Order::Compress { segments: Vec::new(), portion_bytes: 1 };

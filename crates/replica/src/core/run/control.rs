@@ -112,16 +112,11 @@ impl Core {
             StorageRequest::ValuesRead => {}
             StorageRequest::Checkpointed(result) => self.checkpointed(result, now)?,
             StorageRequest::Relocate(values, done) => self.relocate(values, done, now),
-            // A whole checkpoint is requested, because runs of earlier checkpoints refer to the old locations
-            // of the moved values. Only a whole checkpoint replaces all runs, and so lets the old segments be
-            // deleted.
             StorageRequest::Relocated { is_whole } => {
                 let is_whole = self.space.moves.done() && is_whole;
                 self.space.tidying.ended(is_whole);
                 self.space.compression.ended(is_whole, now);
-                if self.has_emptied() {
-                    self.space.checkpoints.want_whole();
-                }
+                self.free_emptied();
             }
             StorageRequest::Log(event) => self.log_told(event, now)?,
         }

@@ -11,6 +11,7 @@ use api::etcdserverpb::{AlarmRequest, AlarmType, InternalRaftRequest};
 use consensus::{Entry, EntryKind, Event, OtherPrograms};
 use log::{LogEvent, Space, Synced};
 use machine::auth::AuthChange;
+use machine::image::Head;
 use machine::{Applied, AsOf, Change, Command, Outcome, Progress, Raised};
 use numbers::{ChangeId, Index, Revision, Term};
 use planted::Bug;
@@ -77,8 +78,8 @@ impl Core {
         }
         self.space.moves.tell();
         // The checkpointer may have reported the end of its order before its last values had arrived.
-        if !self.space.moves.are_under_way() && !self.space.moves.are_ordered() && self.has_emptied() {
-            self.space.checkpoints.want_whole();
+        if !self.space.moves.are_under_way() && !self.space.moves.are_ordered() {
+            self.free_emptied();
         }
         if let Some(number) = number {
             self.step(Event::LogSynced(number))?;
@@ -477,6 +478,25 @@ impl Core {
         self.space.checkpoints.has_emptied(|segment| self.survey().is_empty(segment))
     }
 
+    /// Makes a whole checkpoint due if values were moved out of a segment that is empty now. Runs of earlier
+    /// checkpoints refer to the old locations of the moved values. Only a whole checkpoint replaces all runs, and
+    /// so lets the segment be deleted. Returns false if there is no such segment.
+    pub(super) fn free_emptied(&mut self) -> bool {
+        let has_emptied = self.has_emptied();
+        if has_emptied {
+            self.space.checkpoints.want_whole();
+        }
+        has_emptied
+    }
+
+    /// Returns the head of a checkpoint that is ordered now.
+    pub(super) fn checkpoint_head(&self) -> Box<Head> {
+        let mut head = Box::new(self.machine.head());
+        // Values that are on their way may arrive, compressed, before the run is written.
+        head.compressed_values |= self.options.compresses_values && self.space.moves.were_ordered();
+        head
+    }
+
     /// Orders a checkpoint if one is due and may be taken.
     pub(super) fn order_checkpoint(&mut self, now: Instant) {
         // A stopping member makes no new files. This loses nothing: the next start reads from the log the
@@ -516,8 +536,7 @@ impl Core {
         let mut empty_segments = self.survey().empty_segments();
         empty_segments.retain(|segment| self.space.checkpoints.frees(*segment, whole));
         let terms = self.history.terms();
-        let mut head = Box::new(self.machine.head());
-        head.compressed_values |= self.options.compresses_values && self.space.moves.were_ordered();
+        let mut head = self.checkpoint_head();
         if planted::is(Bug::AppliedIndexEarly) {
             head.applied_index += 1;
         }
@@ -597,15 +616,25 @@ impl Core {
 
     /// Orders the checkpointer to move the live values out of these segments. Returns false if it is busy.
     fn order_relocation(&mut self, segments: Vec<u32>, haste: Haste) -> bool {
-        let portion_bytes = self.space.room.portion_bytes(&self.log);
-        let is_ordered = self.workers.order(Order::Relocate { segments, portion_bytes, haste });
+        self.order_moves(|portion_bytes| Order::Relocate { segments, portion_bytes, haste })
+    }
+
+    /// Gives the checkpointer an order to move values, in batches of the size that `order` receives. Returns
+    /// false if it is busy.
+    fn order_moves(&mut self, order: impl FnOnce(usize) -> Order) -> bool {
+        let is_ordered = self.workers.order(order(self.space.room.portion_bytes(&self.log)));
         if is_ordered {
             self.space.moves.ordered();
         }
         is_ordered
     }
 
-    /// Returns true if the checkpointer may be ordered to move values for which nobody waits.
+    /// Returns the numbers of all segments.
+    fn segment_numbers(&self) -> BTreeSet<u32> {
+        self.log.segments().iter().map(|segment| segment.seq).collect()
+    }
+
+    /// Returns true if the checkpointer may be given an order to move values that is not urgent.
     fn may_move_at_leisure(&mut self) -> bool {
         // Where space is short, all of it is left to what frees more and to the checkpoints of that. Other
         // work of the checkpointer goes first, too.
@@ -624,15 +653,10 @@ impl Core {
         {
             return false;
         }
-        // The last value of a segment may have been removed after the others were moved. Only a whole
-        // checkpoint frees such a segment, and nothing else may ask for one.
-        if self.has_emptied() {
-            self.space.checkpoints.want_whole();
-            return false;
-        }
-        // Versions that wait to be removed, because somebody reads them, cannot be moved, so that their
-        // segments would stay although everything else was copied.
-        self.machine.store.is_removal_done()
+        // The last value of a segment may have been removed after the others were moved, and nothing else may ask
+        // for the checkpoint that frees it. Versions that wait to be removed, because a reader needs them, cannot
+        // be moved, so their segments would stay although everything else was copied.
+        !self.free_emptied() && self.machine.store.is_removal_done()
     }
 
     /// Orders the checkpointer to empty segments that hold only a little garbage, if there is much of it in
@@ -647,7 +671,7 @@ impl Core {
         if segments.is_empty() {
             self.space.tidying.found_nothing();
         } else if self.order_relocation(segments.iter().map(|(seq, _)| *seq).collect(), Haste::InPauses) {
-            let exist: BTreeSet<u32> = self.log.segments().iter().map(|segment| segment.seq).collect();
+            let exist = self.segment_numbers();
             self.space.tidying.ordered(&segments, |segment| exist.contains(&segment));
         }
     }
@@ -658,22 +682,19 @@ impl Core {
         if !is_due || !self.may_move_at_leisure() {
             return;
         }
-        let exists: BTreeSet<u32> = self.log.segments().iter().map(|segment| segment.seq).collect();
-        let judged = self.space.compression.judged(|segment| exists.contains(&segment)).clone();
-        let saved_through = self.space.checkpoints.applied_index();
-        let segments = self.survey().worth_compressing(saved_through, &judged);
+        let is_judged = |segment| self.space.compression.is_judged(segment);
+        let segments = self.survey().worth_compressing(self.space.checkpoints.applied_index(), is_judged);
         if segments.is_empty() {
             return;
         }
         let ordered: Vec<u32> = segments.iter().map(|(segment, _)| *segment).collect();
-        let portion_bytes = self.space.room.portion_bytes(&self.log);
-        if self.workers.order(Order::Compress { segments, portion_bytes }) {
+        if self.order_moves(|portion_bytes| Order::Compress { segments, portion_bytes }) {
             self.logger.debug(
                 "compressing the values in old segments that are worth it",
                 &[("segments", Value::Uint(ordered.len() as u64))],
             );
-            self.space.compression.ordered(ordered.into_iter());
-            self.space.moves.ordered();
+            let exist = self.segment_numbers();
+            self.space.compression.ordered(ordered, |segment| exist.contains(&segment));
         }
     }
 

@@ -203,8 +203,7 @@ impl Core {
         let moment = self.shared.state.load().view.moment();
         let state = self.shared.read_long_at(Reader::Checkpoint, moment);
         let terms = self.history.known_terms();
-        let mut head = Box::new(self.machine.head());
-        head.compressed_values |= self.options.compresses_values && self.space.moves.were_ordered();
+        let head = self.checkpoint_head();
         let order = Order::Checkpoint { head, state, whole: true, terms };
         if self.workers.order(order) {
             self.install.saving();
