@@ -2,18 +2,34 @@
 
 use std::ops::ControlFlow;
 
-use super::index::{Index, Keys};
+use super::index::{Index, Keys, Listed};
 
-/// Index of watches in which each watch is only a number.
+/// A watch that is only its keys and its number.
+struct Numbered {
+    keys: Keys,
+    number: u64,
+}
+
+impl Listed for Numbered {
+    fn keys(&self) -> &Keys {
+        &self.keys
+    }
+
+    fn serial(&self) -> u64 {
+        self.number
+    }
+}
+
+/// Index of watches in which each watch is only its keys and its number.
 #[derive(Default)]
-pub struct Watched(Index<u64>);
+pub struct Watched(Index<Numbered>);
 
 impl Watched {
     /// Adds a watch with a number that is not in the index yet, for the keys of a request. Returns false if
     /// the request covers no keys.
     pub fn insert(&mut self, key: &[u8], range_end: &[u8], number: u64) -> bool {
         let keys = Keys::of_request(key, range_end);
-        keys.map(|keys| self.0.insert(&keys, number, number)).is_some()
+        keys.map(|keys| self.0.insert(Numbered { keys, number })).is_some()
     }
 
     /// Removes the watch with this number and these keys. Returns false if it is not in the index.

@@ -1,11 +1,12 @@
 //! Finds the watches that match a key: [`Index`], a map for single keys and a balanced tree of ranges. It
 //! contains only keys, serial numbers and generic items.
 
+use std::borrow::Borrow;
 use std::cell::RefCell;
 use std::cmp::Ordering;
 use std::collections::hash_map::RandomState;
-use std::collections::{BTreeMap, HashMap};
-use std::hash::BuildHasher as _;
+use std::collections::{BTreeMap, HashSet};
+use std::hash::{BuildHasher as _, Hash, Hasher};
 use std::ops::{Bound, ControlFlow};
 use std::rc::Rc;
 
@@ -83,59 +84,115 @@ impl Keys {
     }
 }
 
-/// Items ordered by serial number. A single item, the usual case, is stored without an allocation.
+/// An item of an index, which knows the keys that it covers: the index itself does not hold the single keys, because
+/// there may be millions of items.
+pub(super) trait Listed {
+    /// Returns the keys, which never change.
+    fn keys(&self) -> &Keys;
+
+    /// Returns the serial number, which no other item of the index has.
+    fn serial(&self) -> u64;
+}
+
+/// Items of the same keys, ordered by serial number. A single item, the usual case, is stored without an
+/// allocation.
 #[derive(Debug)]
 enum Watches<T> {
-    One(u64, T),
+    One(T),
     /// A tree, because clients choose how many watches one key has, and the order in which they are added and
     /// removed.
     #[expect(clippy::box_collection, reason = "most keys have one")]
     Many(Box<BTreeMap<u64, T>>),
 }
 
-impl<T> Watches<T> {
-    fn insert(&mut self, serial: u64, item: T) {
-        if let Watches::One(..) = self
-            && let Watches::One(other, first) = std::mem::replace(self, Watches::Many(Box::default()))
+impl<T: Listed> Watches<T> {
+    fn insert(&mut self, item: T) {
+        if let Watches::One(_) = self
+            && let Watches::One(first) = std::mem::replace(self, Watches::Many(Box::default()))
             && let Watches::Many(many) = self
         {
-            many.insert(other, first);
+            many.insert(first.serial(), first);
         }
         if let Watches::Many(many) = self {
+            let serial = item.serial();
             let replaced = many.insert(serial, item);
             assert!(replaced.is_none(), "{serial} is in the index already");
         }
     }
 
-    /// Removes an item, and returns true if no items are left.
-    fn remove(&mut self, serial: u64) -> (Option<T>, bool) {
+    /// Removes an item, and returns the items that are left, if any.
+    fn remove(self, serial: u64) -> (Option<T>, Option<Watches<T>>) {
         match self {
-            Watches::One(other, _) if *other != serial => (None, false),
-            Watches::One(..) => match std::mem::replace(self, Watches::Many(Box::default())) {
-                Watches::One(_, item) => (Some(item), true),
-                Watches::Many(_) => (None, true),
-            },
-            Watches::Many(many) => {
+            Watches::One(item) if item.serial() == serial => (Some(item), None),
+            Watches::One(_) => (None, Some(self)),
+            Watches::Many(mut many) => {
                 let removed = many.remove(&serial);
-                (removed, many.is_empty())
+                (removed, if many.is_empty() { None } else { Some(Watches::Many(many)) })
             }
+        }
+    }
+
+    /// Removes an item in place, unless it is the only one, which is left for [`Watches::remove`]; the second value
+    /// tells that.
+    fn take(&mut self, serial: u64) -> (Option<T>, bool) {
+        match self {
+            Watches::One(item) => (None, item.serial() == serial),
+            Watches::Many(many) if many.len() == 1 => (None, many.contains_key(&serial)),
+            Watches::Many(many) => (many.remove(&serial), false),
         }
     }
 
     /// Visits the items after the serial number `behind`.
     fn visit(&self, behind: Option<u64>, visit: &mut impl FnMut(&T) -> ControlFlow<()>) -> ControlFlow<()> {
         match self {
-            Watches::One(serial, _) if behind.is_some_and(|behind| *serial <= behind) => {
+            Watches::One(item) if behind.is_some_and(|behind| item.serial() <= behind) => {
                 ControlFlow::Continue(())
             }
-            Watches::One(_, item) => visit(item),
+            Watches::One(item) => visit(item),
             Watches::Many(many) => {
                 let from = behind.map_or(Bound::Unbounded, Bound::Excluded);
                 many.range((from, Bound::Unbounded)).try_for_each(|(_, item)| visit(item))
             }
         }
     }
+
+    /// Returns the keys of the items. At least one item is left.
+    fn keys(&self) -> &Keys {
+        match self {
+            Watches::One(item) => item.keys(),
+            Watches::Many(many) => many.values().next().expect("the index drops keys without items").keys(),
+        }
+    }
 }
+
+/// Items of a single key. Compares and hashes as the key.
+#[derive(Debug)]
+struct OfKey<T>(Watches<T>);
+
+impl<T: Listed> Borrow<[u8]> for OfKey<T> {
+    fn borrow(&self) -> &[u8] {
+        match self.0.keys() {
+            Keys::Single(key) => key,
+            Keys::Range(_) => unreachable!("ranges are in the tree"),
+        }
+    }
+}
+
+impl<T: Listed> Hash for OfKey<T> {
+    fn hash<H: Hasher>(&self, state: &mut H) {
+        let key: &[u8] = self.borrow();
+        key.hash(state);
+    }
+}
+
+impl<T: Listed> PartialEq for OfKey<T> {
+    fn eq(&self, other: &Self) -> bool {
+        let (key, other): (&[u8], &[u8]) = (self.borrow(), other.borrow());
+        key == other
+    }
+}
+
+impl<T: Listed> Eq for OfKey<T> {}
 
 /// Position at which a visit stopped: keys and serial number of the last visited item, which may have been
 /// removed since.
@@ -145,19 +202,19 @@ pub(super) struct Place {
     pub serial: u64,
 }
 
-/// Items by the keys that they cover: single keys in a map, ranges in an interval tree. Finding the items of
+/// Items by the keys that they cover: single keys in a hash table, ranges in an interval tree. Finding the items of
 /// a key costs O(log n) plus the number found; insertion and removal cost O(log n), whatever clients choose
 /// to watch.
 #[derive(Debug)]
 pub(super) struct Index<T> {
-    singles: HashMap<Key, Watches<T>>,
+    singles: HashSet<OfKey<T>>,
     ranges: Tree<T>,
     len: usize,
 }
 
 impl<T> Default for Index<T> {
     fn default() -> Self {
-        Index { singles: HashMap::new(), ranges: Tree::default(), len: 0 }
+        Index { singles: HashSet::new(), ranges: Tree::default(), len: 0 }
     }
 }
 
@@ -166,17 +223,23 @@ impl<T> Index<T> {
     pub fn is_empty(&self) -> bool {
         self.len == 0
     }
+}
 
+impl<T: Listed> Index<T> {
     /// Inserts an item; no other item may have its serial number.
-    pub fn insert(&mut self, keys: &Keys, serial: u64, item: T) {
-        match keys {
-            Keys::Single(key) => match self.singles.get_mut(key) {
-                Some(watches) => watches.insert(serial, item),
-                None => {
-                    self.singles.insert(key.clone(), Watches::One(serial, item));
-                }
-            },
-            Keys::Range(range) => self.ranges.insert(&range.0, &range.1, serial, item),
+    pub fn insert(&mut self, item: T) {
+        match item.keys().clone() {
+            Keys::Single(key) => {
+                let all = match self.singles.take(&*key) {
+                    Some(OfKey(mut others)) => {
+                        others.insert(item);
+                        others
+                    }
+                    None => Watches::One(item),
+                };
+                self.singles.insert(OfKey(all));
+            }
+            Keys::Range(range) => self.ranges.insert(&range.0, &range.1, item),
         }
         self.len += 1;
     }
@@ -185,9 +248,10 @@ impl<T> Index<T> {
     pub fn remove(&mut self, keys: &Keys, serial: u64) -> Option<T> {
         let removed = match keys {
             Keys::Single(key) => {
-                let (removed, empty) = self.singles.get_mut(key)?.remove(serial);
-                if empty {
-                    self.singles.remove(key);
+                let OfKey(watches) = self.singles.take(&**key)?;
+                let (removed, left) = watches.remove(serial);
+                if let Some(left) = left {
+                    self.singles.insert(OfKey(left));
                 }
                 removed
             }
@@ -216,7 +280,7 @@ impl<T> Index<T> {
             Some(Place { keys: Keys::Range(range), serial }) => (None, Some((&range.0, &range.1, *serial))),
         };
         if range.is_none()
-            && let Some(watches) = self.singles.get(key)
+            && let Some(OfKey(watches)) = self.singles.get(key)
         {
             watches.visit(serial, visit)?;
         }
@@ -281,7 +345,7 @@ impl<T> Default for Tree<T> {
     }
 }
 
-impl<T> Tree<T> {
+impl<T: Listed> Tree<T> {
     fn node(&self, at: u32) -> &Node<T> {
         &self.nodes[at as usize]
     }
@@ -336,9 +400,9 @@ impl<T> Tree<T> {
         None
     }
 
-    fn insert(&mut self, start: &Key, end: &End, serial: u64, item: T) {
+    fn insert(&mut self, start: &Key, end: &End, item: T) {
         if let Some(at) = self.find(start, end) {
-            return self.node_mut(at).watches.insert(serial, item);
+            return self.node_mut(at).watches.insert(item);
         }
         self.made += 1;
         let priority = match planted::is(Bug::WatchTreeDegenerates) {
@@ -359,7 +423,7 @@ impl<T> Tree<T> {
             end: end.clone(),
             end_max: end.clone(),
             priority,
-            watches: Watches::One(serial, item),
+            watches: Watches::One(item),
             left,
             right,
         };
@@ -425,14 +489,15 @@ impl<T> Tree<T> {
             self.path.clear();
             return None;
         }
-        let (removed, empty) = self.node_mut(at).watches.remove(serial);
-        if empty {
+        let (removed, is_empty) = self.node_mut(at).watches.take(serial);
+        if is_empty {
             let node = self.nodes.remove(at as usize);
             self.merge(parent, node.left, node.right);
             self.refresh_changed();
-        } else {
-            self.path.clear();
+            // The last item leaves with its node.
+            return node.watches.remove(serial).0;
         }
+        self.path.clear();
         removed
     }
 
@@ -521,6 +586,25 @@ mod tests {
     use super::*;
     use testkit::Random;
 
+    /// An item that is only its keys and its number.
+    #[derive(Debug, PartialEq)]
+    struct Item(Keys, u64);
+
+    impl Listed for Item {
+        fn keys(&self) -> &Keys {
+            &self.0
+        }
+
+        fn serial(&self) -> u64 {
+            self.1
+        }
+    }
+
+    #[test]
+    fn a_single_key_takes_two_words_of_the_index() {
+        assert_eq!(size_of::<OfKey<std::rc::Rc<Item>>>(), 16);
+    }
+
     impl Keys {
         fn holds(&self, key: &[u8]) -> bool {
             match self {
@@ -552,17 +636,17 @@ mod tests {
             let mut list: Vec<(u64, Keys)> = Vec::new();
             for serial in 0..600u64 {
                 let keys = any_keys(&mut random);
-                index.insert(&keys, serial, serial);
+                index.insert(Item(keys.clone(), serial));
                 list.push((serial, keys));
                 while random.below(3) == 0 && !list.is_empty() {
                     let (serial, keys) = list.swap_remove(random.below(list.len() as u64) as usize);
-                    assert_eq!(index.remove(&keys, serial), Some(serial));
+                    assert_eq!(index.remove(&keys, serial), Some(Item(keys.clone(), serial)));
                     assert_eq!(index.remove(&keys, serial), None);
                 }
                 assert_eq!(index.len, list.len());
                 let key = any_key(&mut random);
                 let mut found = Vec::new();
-                let _ = index.visit(&key, &mut |serial| {
+                let _ = index.visit(&key, &mut |Item(_, serial)| {
                     found.push(*serial);
                     ControlFlow::Continue(())
                 });
@@ -571,7 +655,7 @@ mod tests {
                 // visit the same items in the same order as the visit without stops.
                 let (mut parts, mut place): (Vec<u64>, Option<Place>) = (Vec::new(), None);
                 while index
-                    .visit_behind(&key, place.take().as_ref(), &mut |serial| {
+                    .visit_behind(&key, place.take().as_ref(), &mut |Item(_, serial)| {
                         parts.push(*serial);
                         let keys =
                             list.iter().find(|(other, _)| other == serial).expect("is there").1.clone();
@@ -595,7 +679,7 @@ mod tests {
                 assert_eq!(found, expected, "seed {seed}, key {key:?}");
             }
             for (serial, keys) in list {
-                assert_eq!(index.remove(&keys, serial), Some(serial));
+                assert_eq!(index.remove(&keys, serial), Some(Item(keys.clone(), serial)));
             }
             assert!(index.is_empty() && index.ranges.nodes.is_empty() && index.singles.is_empty());
         }
@@ -606,7 +690,7 @@ mod tests {
         let mut index = Index::default();
         for n in 0..10_000u64 {
             let start = Key::from(format!("{n:08}").as_bytes());
-            index.insert(&Keys::range(start.clone(), End::Before(start)), n, n);
+            index.insert(Item(Keys::range(start.clone(), End::Before(start)), n));
         }
         assert!(index.ranges.depth() < 60, "depth {}", index.ranges.depth());
     }
@@ -632,11 +716,8 @@ mod tests {
         }
         let mut index = Index::default();
         for (serial, start) in (0u64..).zip(&starts) {
-            index.insert(
-                &Keys::range(format!("{start:08}").into_bytes().into(), End::Unbounded),
-                serial,
-                serial,
-            );
+            let keys = Keys::range(format!("{start:08}").into_bytes().into(), End::Unbounded);
+            index.insert(Item(keys, serial));
         }
         assert!(index.ranges.depth() < 60, "depth {}", index.ranges.depth());
     }
@@ -646,12 +727,13 @@ mod tests {
         // A chain of nodes is built by hand, because no priorities lead to one.
         let mut index = Index::default();
         for n in 0..200_000u64 {
+            let start: Key = format!("{n:08}").into_bytes().into();
             let node = Node {
-                start: format!("{n:08}").into_bytes().into(),
+                start: start.clone(),
                 end: End::Unbounded,
                 end_max: End::Unbounded,
                 priority: u64::MAX - n,
-                watches: Watches::One(n, n),
+                watches: Watches::One(Item(Keys::range(start, End::Unbounded), n)),
                 left: NIL,
                 right: if n == 199_999 { NIL } else { n as u32 + 1 },
             };
@@ -666,9 +748,10 @@ mod tests {
         });
         assert_eq!(found, 200_000);
         let last = Keys::range(b"00199999"[..].into(), End::Unbounded);
-        assert_eq!(index.remove(&last, 199_999), Some(199_999));
-        index.insert(&last, 7, 7);
-        assert_eq!(index.remove(&Keys::range(b"00000000"[..].into(), End::Unbounded), 0), Some(0));
+        assert_eq!(index.remove(&last, 199_999), Some(Item(last.clone(), 199_999)));
+        index.insert(Item(last, 7));
+        let first = Keys::range(b"00000000"[..].into(), End::Unbounded);
+        assert_eq!(index.remove(&first, 0), Some(Item(first.clone(), 0)));
         drop(index);
     }
 
@@ -680,16 +763,16 @@ mod tests {
         // first, as when their stream ends. If the index stored its items in an array, each of these steps
         // would move all other items.
         for serial in (0..200_000u64).rev() {
-            index.insert(&key, serial, serial);
+            index.insert(Item(key.clone(), serial));
         }
         let mut order = Vec::new();
-        let _ = index.visit(b"k", &mut |serial| {
+        let _ = index.visit(b"k", &mut |Item(_, serial)| {
             order.push(*serial);
             ControlFlow::Continue(())
         });
         assert!(order.iter().copied().eq(0..200_000));
         for serial in 0..200_000u64 {
-            assert_eq!(index.remove(&key, serial), Some(serial));
+            assert_eq!(index.remove(&key, serial), Some(Item(key.clone(), serial)));
         }
         assert!(index.is_empty() && index.singles.is_empty());
     }

@@ -8,7 +8,8 @@
 //! If several streams need exactly the same response, the first of them makes it, and the others wait and
 //! share its bytes.
 
-use std::cell::RefCell;
+use std::cell::{OnceCell, RefCell};
+use std::hash::{BuildHasher as _, RandomState};
 use std::rc::{Rc, Weak};
 
 use api::etcdserverpb::ResponseHeader;
@@ -18,11 +19,12 @@ use mvcc::Snapshot;
 use numbers::{ChangeId, Revision};
 
 use super::event::{event_field_len, previous_of, put_event};
-use super::index::{Index, Keys};
+use super::index::{Index, Keys, Listed};
 use super::portion::Portion;
 use super::queued::{Body, Queued};
 use super::response::{self, HEAD_ROOM};
-use super::stream::{QUEUE_BYTES_MAX, Stream, Watch};
+use super::state::Watch;
+use super::stream::{QUEUE_BYTES_MAX, Stream};
 use storage::values::Attempt;
 
 /// Progress of some watches of a stream in reading one revision of many changes.
@@ -130,6 +132,8 @@ impl Drop for Claim {
 /// A response, or its fragments, being made for one watch.
 pub(super) struct Part {
     pub watch: Rc<Watch>,
+    /// Hash of the keys of the watch that no client can predict, once it is needed.
+    keys_hash: OnceCell<u64>,
     /// Lengths of the response or of each fragment, without the [`HEAD_ROOM`] bytes at its start. The events
     /// may turn out shorter, if the previous revision was compacted after the lengths were computed.
     lens: Vec<usize>,
@@ -170,7 +174,8 @@ impl Part {
     /// Adds the length of an event's field to the response or fragment that will contain the event.
     fn measure(&mut self, field_len: usize, fragment_bytes_max: usize) -> Result<(), Failed> {
         let watch = &self.watch;
-        let is_full = |len: usize| watch.fragment && HEAD_ROOM + len + field_len >= fragment_bytes_max;
+        let is_full =
+            |len: usize| watch.options.fragment() && HEAD_ROOM + len + field_len >= fragment_bytes_max;
         if self.lens.last().is_none_or(|len| is_full(*len)) {
             self.lens.push(0);
         }
@@ -182,7 +187,8 @@ impl Part {
 
     fn put(&mut self, field: &[u8], fragment_bytes_max: usize) -> Result<(), Failed> {
         let watch = &self.watch;
-        let is_full = |bytes: &BytesMut| watch.fragment && bytes.len() + field.len() >= fragment_bytes_max;
+        let is_full =
+            |bytes: &BytesMut| watch.options.fragment() && bytes.len() + field.len() >= fragment_bytes_max;
         if self.pieces.last().is_none_or(|(bytes, _)| is_full(bytes)) {
             let len = self.lens.get(self.begun).copied().unwrap_or_default();
             let mut bytes = BytesMut::with_capacity(HEAD_ROOM + len);
@@ -215,10 +221,32 @@ impl Part {
     }
 }
 
+/// A watch, and its number among those of a [`Long`].
+struct Nth {
+    watch: Rc<Watch>,
+    n: usize,
+}
+
+impl Listed for Nth {
+    fn keys(&self) -> &Keys {
+        &self.watch.keys
+    }
+
+    fn serial(&self) -> u64 {
+        self.watch.serial
+    }
+}
+
 impl Long {
     /// Begins to read a revision, for watches of one stream that have received everything before it.
     pub fn new(revision: Revision, watches: Vec<Rc<Watch>>) -> Long {
-        let part = |watch| Part { watch, lens: Vec::new(), begun: 0, pieces: Vec::new() };
+        let part = |watch| Part {
+            watch,
+            keys_hash: OnceCell::new(),
+            lens: Vec::new(),
+            begun: 0,
+            pieces: Vec::new(),
+        };
         let parts = watches.into_iter().map(part).collect();
         Long { revision, sub: 0, is_measured: false, parts, is_half_sent: false, claim: None, given: None }
     }
@@ -226,15 +254,15 @@ impl Long {
     /// Returns the value that streams compare to find out whether they need the same response ([`Same`]). The
     /// result is `None` if the response cannot be shared, because it is for several watches, is already
     /// begun, or is sent in fragments.
-    pub fn same(&self, previous: Previous) -> Option<Same> {
-        let [Part { watch, pieces, .. }] = &self.parts[..] else { return None };
-        (pieces.is_empty() && self.sub == 0 && !watch.fragment).then(|| Same {
+    pub fn same(&self, previous: Previous, hasher: &RandomState) -> Option<Same> {
+        let [Part { watch, keys_hash, pieces, .. }] = &self.parts[..] else { return None };
+        (pieces.is_empty() && self.sub == 0 && !watch.options.fragment()).then(|| Same {
             revision: self.revision,
             watch_id: watch.id,
-            previous: watch.previous.then_some(previous),
-            no_put: watch.no_put,
-            no_delete: watch.no_delete,
-            keys_hash: watch.keys_hash,
+            previous: watch.options.previous().then_some(previous),
+            no_put: watch.options.no_put(),
+            no_delete: watch.options.no_delete(),
+            keys_hash: *keys_hash.get_or_init(|| hasher.hash_one(&watch.keys)),
             keys: watch.keys.clone(),
         })
     }
@@ -242,12 +270,12 @@ impl Long {
     /// Returns the watch for which this stream reads the revision, if the client can be sent `given`, the
     /// response that another stream has made for one of its own watches. That is the case if both watches
     /// need the same bytes ([`Same`]). Otherwise the result is `None`, and this stream makes the response.
-    pub fn takes(&self, given: &Given) -> Option<Rc<Watch>> {
+    pub fn takes(&self, given: &Given, hasher: &RandomState) -> Option<Rc<Watch>> {
         // The availability of previous values is taken from `given`, not determined again for this stream,
         // and so always compares as equal. This is correct: it was equal for both streams when this stream
         // began to wait, and a waiting stream reads nothing.
         let previous = given.same.previous.unwrap_or(Previous { are_there: false, are_held: false });
-        (self.same(previous).as_ref() == Some(&given.same)).then(|| Rc::clone(&self.parts[0].watch))
+        (self.same(previous, hasher).as_ref() == Some(&given.same)).then(|| Rc::clone(&self.parts[0].watch))
     }
 
     /// Returns the length in bytes of the keys that are compared with those of other streams' responses; 0 if
@@ -262,10 +290,10 @@ impl Long {
     }
 
     /// Returns an index of the watches by their keys.
-    fn index(&self) -> Index<usize> {
+    fn index(&self) -> Index<Nth> {
         let mut index = Index::default();
         for (n, part) in self.parts.iter().enumerate() {
-            index.insert(&part.watch.keys, part.watch.serial, n);
+            index.insert(Nth { watch: Rc::clone(&part.watch), n });
         }
         index
     }
@@ -287,7 +315,7 @@ impl Long {
                 return Ok(turn);
             }
             turn.walked += 1;
-            let _ = index.visit(version.key(), &mut |n: &usize| {
+            let _ = index.visit(version.key(), &mut |Nth { n, .. }: &Nth| {
                 turn.looks += 1;
                 if self.parts[*n].watch.wants(version) {
                     wanted_by.push(*n);
@@ -297,7 +325,7 @@ impl Long {
             let (mut plain, mut full) = (None, None);
             for n in wanted_by.drain(..) {
                 let part = &mut self.parts[n];
-                let len = if part.watch.previous {
+                let len = if part.watch.options.previous() {
                     full.get_or_insert_with(|| event_field_len(version, previous_of(snapshot, version)))
                 } else {
                     plain.get_or_insert_with(|| event_field_len(version, None))
@@ -355,7 +383,7 @@ impl Long {
             }
             turn.walked += 1;
             let (parts, looks) = (&self.parts, &mut turn.looks);
-            let _ = index.visit(version.key(), &mut |n: &usize| {
+            let _ = index.visit(version.key(), &mut |Nth { n, .. }: &Nth| {
                 *looks += 1;
                 if parts[*n].watch.wants(version) {
                     wanted_by.push(*n);
@@ -366,7 +394,7 @@ impl Long {
             plain.clear();
             full.clear();
             for n in &wanted_by {
-                let previous = self.parts[*n].watch.previous;
+                let previous = self.parts[*n].watch.options.previous();
                 let out = if previous { &mut full } else { &mut plain };
                 if out.is_empty() {
                     let previous = if previous { previous_of(snapshot, version) } else { None };
@@ -380,7 +408,7 @@ impl Long {
             for n in wanted_by.drain(..) {
                 if absent.is_none() {
                     let part = &mut self.parts[n];
-                    let field = if part.watch.previous { &full } else { &plain };
+                    let field = if part.watch.options.previous() { &full } else { &plain };
                     part.put(field, fragment_bytes_max)?;
                 }
             }

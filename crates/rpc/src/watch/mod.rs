@@ -53,6 +53,7 @@ mod portion;
 mod queued;
 mod response;
 mod slice;
+mod state;
 mod stream;
 #[cfg(test)]
 mod tests;

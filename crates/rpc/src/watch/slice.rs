@@ -21,7 +21,7 @@ use super::index::Index;
 use super::portion::{Done, SliceLimits};
 use super::queued::{Queued, SHORT_BYTES};
 use super::response;
-use super::stream::{Matched, Watch};
+use super::state::{Matched, Watch};
 use crate::encode::put_header;
 use storage::values::Attempt;
 
@@ -252,7 +252,7 @@ impl<'a> Slice<'a> {
                     matched.push(number);
                     watch.matched.set(matched);
                     wanted_by += 1;
-                    wanted = Some(wanted.unwrap_or(false) || watch.previous);
+                    wanted = Some(wanted.unwrap_or(false) || watch.options.previous());
                 }
                 ControlFlow::Continue(())
             };
@@ -353,7 +353,7 @@ impl<'a> Slice<'a> {
         matched: &mut Matched,
         short: &mut ShortResponse,
     ) -> Result<Short, ReadError> {
-        let form = if watch.previous { Form::WithPrevious } else { Form::Plain };
+        let form = if watch.options.previous() { Form::WithPrevious } else { Form::Plain };
         let is_made = short.has(form, matched);
         let len = if is_made {
             short.len_for(watch.id)
@@ -431,11 +431,11 @@ impl<'a> Slice<'a> {
         header: &ResponseHeader,
         fragment_bytes_max: usize,
     ) -> Result<bool, ReadError> {
-        let form = if watch.previous { Form::WithPrevious } else { Form::Plain };
+        let form = if watch.options.previous() { Form::WithPrevious } else { Form::Plain };
         let is_made = self.made.as_ref().is_some_and(|made| {
             made.watch_id == watch.id
                 && made.form == form
-                && made.fragment == watch.fragment
+                && made.fragment == watch.options.fragment()
                 && made.matched == matched
         });
         if !is_made {
@@ -460,7 +460,7 @@ impl<'a> Slice<'a> {
             if spans.len() < matched.len() {
                 return Ok(false);
             }
-            let parts = if watch.fragment {
+            let parts = if watch.options.fragment() {
                 response::fragments(head_len, &lens, fragment_bytes_max)
             } else {
                 std::iter::once(0..lens.len()).collect()
@@ -473,7 +473,8 @@ impl<'a> Slice<'a> {
                 (watch.stream.share(bytes), part.len() as u32)
             });
             let parts = parts.collect();
-            self.made = Some(Made { watch_id: watch.id, form, fragment: watch.fragment, matched, parts });
+            self.made =
+                Some(Made { watch_id: watch.id, form, fragment: watch.options.fragment(), matched, parts });
         }
         let parts = self.made.as_ref().map_or(&[][..], |made| &made.parts);
         if is_made && !watch.stream.has_room(parts.iter().map(|(bytes, _)| bytes.len()).sum()) {

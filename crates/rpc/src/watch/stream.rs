@@ -1,5 +1,4 @@
-//! Holds the state of one watch stream of a client: its watches ([`Watch`]) and its queue of responses
-//! ([`Stream`]). The stream does not read history itself; the hub reads history for it, in the stream's
+//! Holds the state of one watch stream of a client: its watches and its queue of responses ([`Stream`]). The stream does not read history itself; the hub reads history for it, in the stream's
 //! turns.
 
 use std::cell::{Cell, OnceCell, RefCell};
@@ -12,22 +11,21 @@ use accounting::{Account, Held};
 use api::Status;
 use bytes::Bytes;
 use front::{Messages, Room};
-use mvcc::{Snapshot, Version, View};
 use numbers::Revision;
 use planted::Bug;
 
 use super::by_id::ById;
 use super::counts::Counts;
-use super::hold::Hold;
 use super::index::Keys;
 use super::long::{Given, Long};
 use super::pace::Pace;
 use super::permit::Permit;
 use super::portion::{SliceLimits, UNLIMITED};
 use super::queued::{Body, QUEUED_BYTES, Queued, SHORT_BYTES};
+use super::state::Watch;
 use storage::values::Attempt;
 use telemetry::callers::Caller;
-use telemetry::tracing::{OpenSpan, Within};
+use telemetry::tracing::Within;
 
 /// Maximum bytes of responses in the queue of a stream. A watch whose next response does not fit becomes
 /// unsynced. A single larger response fits if hardly anything is queued.
@@ -40,93 +38,6 @@ const FEW_BYTES: usize = 64 << 10;
 const WATCH_BYTES: usize = 1024;
 /// Capacity of a stream's queue, in responses, that is kept while the queue is empty.
 const QUEUE_PLACES_KEPT: usize = 4;
-
-/// A watch of a client, and its progress.
-pub(super) struct Watch {
-    /// Number of the watch, unique among all watches of the hub.
-    pub serial: u64,
-    /// Watch id, unique on its stream.
-    pub id: i64,
-    /// The stream of the watch. Streams and watches refer to each other; closing the stream breaks the cycle.
-    pub stream: Rc<Stream>,
-    /// Keys that are watched.
-    pub keys: Keys,
-    /// Hash of `keys` that no client can predict.
-    pub keys_hash: u64,
-    /// Start revision that the client asked for. If the client gave none, the newest revision when the watch
-    /// was created, whose changes the watch does not receive.
-    pub start: Revision,
-    /// True if events carry the previous key-value pair (`prev_kv`).
-    pub previous: bool,
-    /// True if puts are filtered out.
-    pub no_put: bool,
-    /// True if deletions are filtered out.
-    pub no_delete: bool,
-    /// True if large responses are fragmented.
-    pub fragment: bool,
-    /// True if the client wants periodic progress notifications.
-    pub progress: bool,
-    /// The watch has received all changes below this revision. A synced watch has also received all changes
-    /// through the hub's revision, even if that is higher.
-    pub next: Cell<Revision>,
-    /// True if the watch is in the hub's index of synced watches; false if it is among its stream's unsynced
-    /// watches, or if `compacted` is true.
-    pub synced: Cell<bool>,
-    /// True if the server cancelled the watch because history that it still had to read was compacted. Such a
-    /// watch is neither synced nor unsynced. As in etcd, it stays in the stream until the client cancels it
-    /// too.
-    pub compacted: Cell<bool>,
-    /// True if the watch is counted in [`Rare::ahead`], because it starts above the hub's revision.
-    pub ahead: Cell<bool>,
-    /// True if the watch has received no event since the last round of periodic progress notifications.
-    pub quiet: Cell<bool>,
-    /// True if the response of the current slice could not be queued for the watch. Used only while a slice
-    /// is delivered.
-    pub left_behind: Cell<bool>,
-    /// True if the watch is one of those to which the current turn delivers the revisions of a broadcast.
-    /// Used only within one turn.
-    pub chosen: Cell<bool>,
-    /// Hold that keeps history readable for the watch; set if the watch was synced and became unsynced.
-    pub hold: Cell<Option<Rc<Hold>>>,
-    /// Events of the current slice that match the watch.
-    pub matched: Cell<Matched>,
-    /// The watch's span, if its stream is traced. It ends with the watch.
-    pub _span: Option<Box<OpenSpan>>,
-}
-
-impl Drop for Watch {
-    fn drop(&mut self) {
-        self.stream.charge(0, WATCH_BYTES + self.keys.bytes());
-    }
-}
-
-impl Watch {
-    /// Returns a snapshot in which the watch can read its next history even if that was compacted. `None` if
-    /// the watch has no hold, or if that history may have been removed despite the hold.
-    pub fn held<'a>(&self, view: &'a View) -> Option<Snapshot<'a>> {
-        let hold = self.hold.take()?;
-        let held = hold.snapshot(view, self.next.get());
-        self.hold.set(Some(hold));
-        held
-    }
-
-    /// Sets or clears the hold of this watch, and updates the stream's count of watches with a hold.
-    pub fn set_hold(&self, hold: Option<Rc<Hold>>) {
-        let holds = usize::from(hold.is_some());
-        let held = usize::from(self.hold.replace(hold).is_some());
-        if holds != held {
-            let held_watches = &self.stream.rare().held_watches;
-            held_watches.set(held_watches.get() + holds - held);
-        }
-    }
-
-    /// Returns true if the watch receives this change of one of its keys: the filters let the change pass,
-    /// and the watch has not received the revision of the change yet.
-    pub fn wants(&self, version: Version<'_>) -> bool {
-        let left_out = if version.is_tombstone() { self.no_delete } else { self.no_put };
-        !left_out && version.main() >= self.next.get()
-    }
-}
 
 /// Maximum bytes of short responses that are sent together: as many as most clients accept in one frame.
 const TOGETHER_BYTES_MAX: usize = 16 << 10;
@@ -141,53 +52,6 @@ const WATCH_ID_SPARE: usize = 4;
 /// The unused part of that buffer needs no reservation of its own: it takes at most one short response per
 /// watch, and a watch with its place in the index takes less than the rest of [`WATCH_BYTES`].
 const _: () = assert!(Messages::wire_len(SHORT_BYTES) + WATCH_ID_SPARE <= WATCH_BYTES - 384);
-
-/// Indexes of the events of a slice that match one watch, in ascending order. A single index, the usual case,
-/// is stored without an allocation.
-#[derive(Default, PartialEq, Eq)]
-pub(super) struct Matched {
-    first: Option<u32>,
-    #[expect(
-        clippy::box_collection,
-        reason = "each watch has it, and hardly any has more than one event at a time"
-    )]
-    rest: Option<Box<Vec<u32>>>,
-}
-
-impl Matched {
-    /// Returns true if there are no indexes.
-    pub fn is_empty(&self) -> bool {
-        self.first.is_none()
-    }
-
-    /// Returns the number of indexes.
-    pub fn len(&self) -> usize {
-        usize::from(self.first.is_some()) + self.rest.as_ref().map_or(0, |rest| rest.len())
-    }
-
-    /// Appends an index.
-    pub fn push(&mut self, number: u32) {
-        if self.first.is_none() {
-            self.first = Some(number);
-        } else {
-            self.rest.get_or_insert_default().push(number);
-        }
-    }
-
-    /// Removes all indexes that are not below `from`.
-    pub fn truncate(&mut self, from: usize) {
-        let is_kept = |number: &u32| (*number as usize) < from;
-        if let Some(rest) = &mut self.rest {
-            rest.truncate(rest.partition_point(is_kept));
-        }
-        self.rest.take_if(|rest| rest.is_empty());
-        self.first = self.first.filter(is_kept);
-    }
-
-    pub fn iter(&self) -> impl Iterator<Item = u32> + '_ {
-        self.first.into_iter().chain(self.rest.iter().flat_map(|rest| rest.iter().copied()))
-    }
-}
 
 /// Class of a stream that waits to read history. Streams of one class get their turns in the order of their
 /// arrival.
@@ -580,10 +444,21 @@ impl Stream {
         may_be.then(|| wanted.max(ahead).max(told))
     }
 
+    /// Changes the number of watches that have a hold: adds `more`, and subtracts `fewer`.
+    pub fn count_held(&self, more: usize, fewer: usize) {
+        let watches = &self.rare().held_watches;
+        watches.set(watches.get() + more - fewer);
+    }
+
     /// Reserves memory for a watch of these keys in the account of the client's connection, until the watch
     /// is removed.
     pub fn hold_watch(&self, keys: &Keys) {
         self.charge(WATCH_BYTES + keys.bytes(), 0);
+    }
+
+    /// Ends the reservation for a watch of these keys.
+    pub fn release_watch(&self, keys: &Keys) {
+        self.charge(0, WATCH_BYTES + keys.bytes());
     }
 
     /// Reserves memory for bytes that this stream and other streams may queue. The bytes count once in total,
@@ -868,10 +743,8 @@ mod tests {
     use super::*;
 
     #[test]
-    fn a_stream_and_its_watch_are_small() {
-        // With the 16 bytes of the `Rc` header these make 192 and 128 bytes, which are size classes of the
-        // allocator.
+    fn a_stream_is_small() {
+        // With the 16 bytes of the `Rc` header these make 192 bytes, a size class of the allocator.
         assert!(size_of::<Stream>() <= 176, "a stream has {} bytes", size_of::<Stream>());
-        assert!(size_of::<Watch>() <= 112, "a watch has {} bytes", size_of::<Watch>());
     }
 }

@@ -69,8 +69,8 @@ fn what_an_idle_stream_needs_lies_in_its_future_once() {
     let parts = size_of::<Requester>() + size_of::<Responder>() + 2 * size_of::<usize>();
     let bytes = world().client(1).future_bytes();
     assert!(bytes <= parts + 64, "{bytes} bytes, of which {parts} are its two ends and what ends it");
-    let (stream, watch) = (size_of::<super::stream::Stream>(), size_of::<super::stream::Watch>());
-    assert!(stream <= 584 && watch <= 208, "{stream}, {watch} bytes");
+    let (stream, watch) = (size_of::<super::stream::Stream>(), size_of::<super::state::Watch>());
+    assert!(stream <= 584 && watch <= 80, "{stream}, {watch} bytes");
 }
 
 #[test]

@@ -31,7 +31,8 @@ use crate::watch::long::{Claim, Failed, Given, Long, Part, Previous};
 use crate::watch::portion::{Done, Portion, SliceLimits};
 use crate::watch::queued::Queued;
 use crate::watch::slice::{Gathered, SLICE_BYTES_MAX, Slice, cannot_read, too_long};
-use crate::watch::stream::{Stream, Watch};
+use crate::watch::state::Watch;
+use crate::watch::stream::Stream;
 use replica::shared::Published;
 use storage::values::Attempt;
 
@@ -188,7 +189,7 @@ impl Hub {
         values.ask_again();
         let mut group = Index::default();
         for watch in &together {
-            group.insert(&watch.keys, watch.serial, Rc::clone(watch));
+            group.insert(Rc::clone(watch));
         }
         let end = snapshot.current_revision().min(end);
         let (slice, gathered) = Slice::gather(snapshot, &values, changes, &group, end, limits);
@@ -261,7 +262,7 @@ impl Hub {
             self.count_slow(stream, -1);
             watch.synced.set(true);
             watch.set_hold(None);
-            self.synced.borrow_mut().insert(&watch.keys, watch.serial, Rc::clone(watch));
+            self.synced.borrow_mut().insert(Rc::clone(watch));
         } else {
             stream.fall_behind(watch);
         }
@@ -276,7 +277,7 @@ impl Hub {
         // Comparing the keys with those of other streams' responses counts as work on `keys_bytes` bytes.
         let idle = Done { told: 1, looks: long.parts.len(), bytes: long.keys_bytes(), ..Done::default() };
         if let Some(given) = long.given.take()
-            && let Some(watch) = long.takes(&given)
+            && let Some(watch) = long.takes(&given, &self.hasher)
         {
             if let Some((bytes, events)) = &given.response {
                 stream.push(Queued::shared(bytes.clone(), *events));
@@ -308,7 +309,7 @@ impl Hub {
             None => Previous::of(snapshot, revision, false),
         };
         let snapshot = held.unwrap_or(snapshot);
-        if let Some(same) = long.same(previous)
+        if let Some(same) = long.same(previous, &self.hasher)
             && long.claim.is_none()
         {
             let of_another = {

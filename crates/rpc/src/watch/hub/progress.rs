@@ -10,7 +10,8 @@ use planted::Bug;
 use super::{Hub, ProgressDue, TOGETHER_MAX};
 use crate::watch::queued::Queued;
 use crate::watch::response::NO_WATCH;
-use crate::watch::stream::{Stream, Watch};
+use crate::watch::state::Watch;
+use crate::watch::stream::Stream;
 
 /// Number of streams that get a due progress notification before other calls run.
 const TOLD_AT_ONCE: usize = 256;
@@ -27,7 +28,7 @@ impl Hub {
     /// Returns true if a progress notification may include the watch: it has received everything up to the
     /// hub's revision and does not start above that revision.
     fn is_abreast(&self, watch: &Watch) -> bool {
-        watch.synced.get() && watch.start <= self.revision.get()
+        watch.synced.get() && watch.ahead().is_none_or(|start| start <= self.revision.get())
     }
 
     /// Answers the client's open progress request if all watches of the stream are at the hub's revision.
@@ -114,7 +115,7 @@ impl Hub {
             // progress, may be ahead of the hub's revision. A notification would then contain a lower
             // revision than the watch's last response.
             let is_further = watch.next.get() > self.revision.get() + 1;
-            if watch.progress
+            if watch.options.progress()
                 && watch.quiet.replace(true)
                 && self.is_abreast(watch)
                 && !is_further

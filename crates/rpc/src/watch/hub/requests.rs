@@ -1,11 +1,8 @@
 //! Answers the requests of watch clients: to create and cancel watches, and to report progress.
 
-use std::cell::Cell;
-use std::hash::BuildHasher as _;
 use std::rc::Rc;
 use std::sync::atomic::Ordering::Relaxed;
 
-use api::etcdserverpb::watch_create_request::FilterType;
 use api::etcdserverpb::watch_request::RequestUnion;
 use api::etcdserverpb::{WatchCreateRequest, WatchRequest, WatchResponse};
 use api::{Status, elements, error};
@@ -19,7 +16,8 @@ use crate::watch::index::Keys;
 use crate::watch::permit;
 use crate::watch::queued::Queued;
 use crate::watch::response::NO_WATCH;
-use crate::watch::stream::{Stream, Watch};
+use crate::watch::state::{Options, Watch};
+use crate::watch::stream::Stream;
 
 impl Hub {
     /// Answers one request.
@@ -57,7 +55,8 @@ impl Hub {
             Ok(watch) => {
                 response.watch_id = watch.id;
                 stream.push(Queued::control(&response));
-                self.begin(watch);
+                let start = Revision(request.start_revision);
+                self.begin(watch, if start == Revision(0) { now } else { start });
             }
             Err(reason) => {
                 self.shared.core.attendance.watch_ends(self.shard);
@@ -102,55 +101,30 @@ impl Hub {
             id
         };
         stream.hold_watch(&keys);
-        // As in etcd, unknown filter values are ignored.
-        let filters = |filter: FilterType| request.filters.contains(&(filter as i32));
-        Ok(Watch {
-            serial: self.next_serial(),
-            id,
-            stream: Rc::clone(stream),
-            keys_hash: self.hasher.hash_one(&keys),
-            keys,
-            start: if request.start_revision == 0 { now } else { Revision(request.start_revision) },
-            previous: request.prev_kv,
-            no_put: filters(FilterType::Noput),
-            no_delete: filters(FilterType::Nodelete),
-            fragment: request.fragment,
-            progress: request.progress_notify,
-            next: Cell::new(if request.start_revision == 0 {
-                now + 1
-            } else {
-                Revision(request.start_revision)
-            }),
-            synced: Cell::new(true),
-            compacted: Cell::new(false),
-            ahead: Cell::new(false),
-            quiet: Cell::new(true),
-            left_behind: Cell::new(false),
-            chosen: Cell::new(false),
-            hold: Cell::default(),
-            matched: Cell::default(),
-            _span: stream.spans().map(|spans| Box::new(spans.begin("watch", told(request)))),
-        })
+        let next = if request.start_revision == 0 { now + 1 } else { Revision(request.start_revision) };
+        let span = stream.spans().map(|spans| spans.begin("watch", told(request)));
+        Ok(Watch::new(self.next_serial(), id, stream, keys, Options::of(request), next, span))
     }
 
     /// Adds a watch to its stream, and to the synced watches of the hub or the unsynced watches of the
-    /// stream. The caller has already counted the watch.
-    fn begin(&self, watch: Watch) {
+    /// stream. The caller has already counted the watch. `start` is the start revision that the client asked for; if
+    /// it gave none, the newest revision when the watch was created, whose changes the watch does not receive.
+    fn begin(&self, watch: Watch, start: Revision) {
         let watch = Rc::new(watch);
         let stream = &watch.stream;
         watch.synced.set(watch.next.get() > self.begun());
         if watch.synced.get() {
-            self.synced.borrow_mut().insert(&watch.keys, watch.serial, Rc::clone(&watch));
+            self.synced.borrow_mut().insert(Rc::clone(&watch));
         } else {
             stream.fall_behind(&watch);
             self.count_slow(stream, 1);
         }
         self.shared.diagnostics.metrics.mvcc.watchers.add(1);
         stream.caller.watches.fetch_add(1, Relaxed);
-        stream.wants_ticks.set(stream.wants_ticks.get() || watch.progress);
-        if watch.start > self.revision.get() {
-            watch.ahead.set(true);
-            *stream.rare().ahead.borrow_mut().entry(watch.start).or_default() += 1;
+        stream.wants_ticks.set(stream.wants_ticks.get() || watch.options.progress());
+        if start > self.revision.get() {
+            watch.set_ahead(start);
+            *stream.rare().ahead.borrow_mut().entry(start).or_default() += 1;
         }
         stream.watches.borrow_mut().insert(watch.id, Rc::clone(&watch));
     }
@@ -163,12 +137,12 @@ impl Hub {
         } else {
             self.rest(watch);
         }
-        if watch.ahead.get() {
+        if let Some(start) = watch.ahead() {
             let mut ahead = watch.stream.rare().ahead.borrow_mut();
-            if let Some(count) = ahead.get_mut(&watch.start) {
+            if let Some(count) = ahead.get_mut(&start) {
                 *count -= 1;
                 if *count == 0 {
-                    ahead.remove(&watch.start);
+                    ahead.remove(&start);
                 }
             }
         }

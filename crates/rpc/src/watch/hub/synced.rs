@@ -14,7 +14,7 @@ use crate::watch::event::event_len;
 use crate::watch::index::{Index, Place};
 use crate::watch::portion::{Done, Portion};
 use crate::watch::slice::{Gathered, Slice};
-use crate::watch::stream::Watch;
+use crate::watch::state::Watch;
 use replica::shared::Published;
 use storage::values::Attempt;
 
@@ -294,7 +294,7 @@ impl Hub {
         let mut group = Index::default();
         for watch in &chosen {
             watch.chosen.set(false);
-            group.insert(&watch.keys, watch.serial, Rc::clone(watch));
+            group.insert(Rc::clone(watch));
         }
         let portion = Portion { looks: looks_max, bytes: self.portion.get().bytes, ..Portion::ALL };
         let (slice, gathered) = Slice::gather(snapshot, &values, changes(), &group, through, portion.into());
