@@ -23,6 +23,8 @@ pub struct Config {
     pub zone_networks: (ZoneNetworks, ZoneMemberList),
     /// Settings of an observer; `None` for a member.
     pub observer: Option<ObserverOptions>,
+    /// What the member does about the membership while it leads.
+    pub autopilot: AutopilotSettings,
     /// False for a shadow, whose leases end only when they end at its source. No flag sets it.
     pub leases_expire: bool,
     /// Release of etcd that this member reports, such as `3.7.1`.
@@ -145,6 +147,30 @@ pub struct ClusterOptions {
     pub strict_reconfig_check: bool,
     /// Maximum number of learners in the cluster.
     pub max_learners: u64,
+}
+
+/// What the member does about the membership while it leads.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct AutopilotSettings {
+    /// What the autopilot does.
+    pub mode: AutopilotMode,
+    /// Time without an answer after which a member counts as gone; at least five election timeouts.
+    pub replace_after: Duration,
+    /// Minimum time between two steps; from 1 s to 1 h.
+    pub interval: Duration,
+    /// True if this member, while it is a learner, waits until it is needed.
+    pub is_standby: bool,
+}
+
+/// Degree to which the autopilot acts.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum AutopilotMode {
+    /// It does nothing.
+    Off,
+    /// It logs what it would do.
+    DryRun,
+    /// It acts.
+    On,
 }
 
 /// The settings of an observer, which follows the log of a cluster without being a member.

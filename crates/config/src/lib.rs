@@ -33,9 +33,10 @@ mod yaml;
 pub use api::API_VERSION;
 pub use bootstrap::{Bootstrap, BootstrapError, InitialMember};
 pub use config::{
-    AuditLogOptions, AuthOptions, AutoCompaction, CheckOptions, ClientOptions, ClusterOptions,
-    CompactionOptions, Config, InitialClusterState, LimitOptions, ListenOptions, ObservabilityOptions,
-    ObserverOptions, RaftOptions, StorageOptions, TracingOptions, ValueCompression,
+    AuditLogOptions, AuthOptions, AutoCompaction, AutopilotMode, AutopilotSettings, CheckOptions,
+    ClientOptions, ClusterOptions, CompactionOptions, Config, InitialClusterState, LimitOptions,
+    ListenOptions, ObservabilityOptions, ObserverOptions, RaftOptions, StorageOptions, TracingOptions,
+    ValueCompression,
 };
 pub use discovery::{Discovery, DiscoveryService};
 pub use feature_gate::FeatureGates;

@@ -1,13 +1,15 @@
 //! Converts settings to a [`Config`], after checks that involve more than the syntax of one option. Errors
 //! have etcd's messages.
 
+use std::ops::RangeInclusive;
 use std::path::PathBuf;
 use std::time::Duration;
 
 use super::config::{
-    AuditLogOptions, AuthOptions, AutoCompaction, CheckOptions, ClientOptions, ClusterOptions,
-    CompactionOptions, Config, InitialClusterState, LimitOptions, ListenOptions, ObservabilityOptions,
-    ObserverOptions, RaftOptions, StorageOptions, TracingOptions, ValueCompression,
+    AuditLogOptions, AuthOptions, AutoCompaction, AutopilotMode, AutopilotSettings, CheckOptions,
+    ClientOptions, ClusterOptions, CompactionOptions, Config, InitialClusterState, LimitOptions,
+    ListenOptions, ObservabilityOptions, ObserverOptions, RaftOptions, StorageOptions, TracingOptions,
+    ValueCompression,
 };
 use super::discovery::{self, Discovery};
 use super::feature_gate::FeatureGates;
@@ -38,6 +40,11 @@ const WARNING_UNARY_REQUEST_DURATION_DEFAULT: Duration = Duration::from_millis(3
 /// Minimum of the timeouts for raft connections. As in etcd, a shorter timeout is raised to this minimum.
 const RAFT_TIMEOUT_MIN: Duration = Duration::from_secs(5);
 const NANOS_PER_HOUR: u64 = 3_600_000_000_000;
+
+/// Minimum of `--autopilot-replace-after`, in election timeouts.
+const REPLACE_AFTER_TIMEOUTS: u32 = 5;
+/// Range of `--autopilot-interval`.
+const AUTOPILOT_INTERVALS: RangeInclusive<Duration> = Duration::from_secs(1)..=Duration::from_secs(3600);
 
 const ADVERTISE_CLIENT_URLS_UNSET: &str =
     "--advertise-client-urls is required when --listen-client-urls is set explicitly";
@@ -146,6 +153,7 @@ pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Res
         zone: zone(settings)?,
         zone_networks: zone_networks(settings)?,
         observer,
+        autopilot: autopilot(settings, Duration::from_millis(election_ms))?,
         leases_expire: true,
         api_version: release(settings.get(table::API_VERSION)),
         feature_gates,
@@ -374,6 +382,10 @@ fn observer(settings: &Settings) -> Result<Option<ObserverOptions>, Refusal> {
         settings.is_set(table::COMPACT_HASH_CHECK_TIME).then_some("compact-hash-check-time"),
         settings.is_set(table::SHARE_TLS_TICKETS).then_some("share-tls-tickets"),
         settings.is_set(table::DOWNGRADE_CHECK_TIME).then_some("downgrade-check-time"),
+        settings.is_set(table::AUTOPILOT).then_some("autopilot"),
+        settings.is_set(table::AUTOPILOT_REPLACE_AFTER).then_some("autopilot-replace-after"),
+        settings.is_set(table::AUTOPILOT_INTERVAL).then_some("autopilot-interval"),
+        settings.is_set(table::STANDBY).then_some("standby"),
     ];
     if let Some(flag) = given.into_iter().flatten().next() {
         return Err(Refusal::invalid(format!(
@@ -381,6 +393,41 @@ fn observer(settings: &Settings) -> Result<Option<ObserverOptions>, Refusal> {
         )));
     }
     Ok(Some(ObserverOptions { feeds }))
+}
+
+/// Returns the settings of the autopilot.
+fn autopilot(settings: &Settings, election_timeout: Duration) -> Result<AutopilotSettings, Refusal> {
+    let replace_after = duration(settings, table::AUTOPILOT_REPLACE_AFTER)?;
+    let least = election_timeout * REPLACE_AFTER_TIMEOUTS;
+    if replace_after < least {
+        return Err(Refusal::invalid(format!(
+            "--autopilot-replace-after must be at least {} election timeouts ({} ms): a member that restarts is not gone",
+            REPLACE_AFTER_TIMEOUTS,
+            least.as_millis()
+        )));
+    }
+    let interval = duration(settings, table::AUTOPILOT_INTERVAL)?;
+    if !AUTOPILOT_INTERVALS.contains(&interval) {
+        return Err(Refusal::invalid("--autopilot-interval must be between 1s and 1h".to_owned()));
+    }
+    let is_standby = settings.get(table::STANDBY);
+    if is_standby && settings.get(table::INITIAL_CLUSTER_STATE) != "existing" {
+        return Err(Refusal::invalid(
+            "--standby needs --initial-cluster-state=existing: only a learner that joins a cluster can wait until it is \
+             needed"
+                .to_owned(),
+        ));
+    }
+    Ok(AutopilotSettings {
+        mode: match settings.get(table::AUTOPILOT) {
+            "dry-run" => AutopilotMode::DryRun,
+            "on" => AutopilotMode::On,
+            _ => AutopilotMode::Off,
+        },
+        replace_after,
+        interval,
+        is_standby,
+    })
 }
 
 struct Urls {

@@ -256,7 +256,7 @@ pub fn read_hash(answer: Result<Response<Bytes>, RequestError>) -> HashAnswer {
 }
 
 /// Sends a request to all other members in parallel, and waits for their responses.
-async fn ask_others(
+pub(crate) async fn ask_others(
     shared: &Shared,
     timeout: Duration,
     question: impl Fn(u64) -> http::Result<Request<Bytes>>,

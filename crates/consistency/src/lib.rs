@@ -5,6 +5,7 @@
 //!   hashes of the state after each of the last entries.
 //! * [`monitor`] makes both kinds of checks regularly on the leader, at the intervals in the [`Options`]. It
 //!   also checks which versions the members run.
+//! * [`reports`] asks the members what the leader's autopilot wants to know about them.
 //!
 //! The crate does not communicate with clients. It sends its findings as requests to the core of the member,
 //! which raises the alarm.
@@ -20,5 +21,7 @@ pub mod corruption;
 pub mod divergence;
 pub mod monitor;
 mod options;
+
+pub mod reports;
 
 pub use options::Options;

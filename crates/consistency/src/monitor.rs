@@ -1,5 +1,6 @@
 //! Makes the leader's regular checks, on a separate thread ([`Monitor`]): which versions the members run,
-//! whether a downgrade is complete, and whether all members have the same data.
+//! whether a downgrade is complete, and whether all members have the same data. It also asks the members for their
+//! reports to the autopilot.
 
 use std::io;
 use std::sync::Arc;
@@ -14,7 +15,9 @@ use peer::Target;
 use crate::corruption::CorruptionChecks;
 use crate::divergence::{self, Divergence, FeederComparison};
 use crate::options::Options;
+use crate::reports::reports_of_all;
 use machine::Members;
+use replica::autopilot::{Mode, REPORT_INTERVAL};
 use replica::cluster_version::{Minor, minor};
 use replica::core::ControlRequest;
 use replica::other_members::read_versions;
@@ -49,6 +52,8 @@ pub struct LeaderChecks {
     /// The comparison of an observer with its feeder.
     feeder: FeederComparison,
     next_comparison: Instant,
+    /// Time at which the members are next asked for their reports to the autopilot.
+    next_reports: Instant,
     checks: CorruptionChecks,
     logger: Arc<Logger>,
     /// Number of connections that were closed because of the memory limit and were already reported in the
@@ -97,6 +102,7 @@ impl LeaderChecks {
             divergence: Divergence::new(shared, logger),
             feeder: FeederComparison::new(shared),
             next_comparison: now,
+            next_reports: now,
             checks: CorruptionChecks::new(shared, logger, options, now),
             logger: Arc::clone(logger),
             shed: 0,
@@ -135,6 +141,11 @@ impl LeaderChecks {
         if now >= self.next_comparison {
             self.next_comparison = now + divergence::INTERVAL;
             self.divergence.compare().await;
+        }
+        if self.shared.member.autopilot.mode != Mode::Off && now >= self.next_reports {
+            self.next_reports = now + REPORT_INTERVAL;
+            let reports = reports_of_all(&self.shared).await;
+            self.shared.core.inbox.send(ControlRequest::Reports(reports));
         }
     }
 

@@ -260,6 +260,13 @@ bugs! {
     ObserverNamedInSnapshot = "observer-named-in-snapshot";
     /// core: an observer that lacks space raises the NOSPACE alarm, which stops the writes of the cluster.
     ObserverRaisesAlarm = "observer-raises-alarm";
+    /// core: the autopilot removes a voter that is gone although no spare has taken its place, so that fewer
+    /// members may fail than before.
+    AutopilotIgnoresQuorum = "autopilot-ignores-quorum";
+    /// core: the autopilot promotes learners that have not caught up.
+    AutopilotPromotesEarly = "autopilot-promotes-early";
+    /// core: the autopilot counts the silence of a member from when it first saw it, whether it answers or not.
+    AutopilotForgetsAnswers = "autopilot-forgets-answers";
     /// core: the staleness of the state is counted from the end of a round, although the round says nothing about
     /// what was committed after it began.
     StalenessFromAnswer = "staleness-from-answer";

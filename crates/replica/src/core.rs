@@ -13,6 +13,7 @@ mod alarms;
 mod answers;
 mod apply;
 mod attributes;
+mod autopilot;
 mod batching;
 mod checkpoints;
 mod command;

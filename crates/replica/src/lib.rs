@@ -14,11 +14,12 @@
 //!   `arrivals` bounds the memory of messages from other members that wait for the core.
 //! * [`browsers`] and [`expensive`] decide which client requests are refused: by host and origin, or by
 //!   request rate.
+//! * [`autopilot`] has what the leader's autopilot is told and what it tells; `core/autopilot.rs` decides.
 //! * [`peer_links`] are the connections with the other members: real connections, or those of a simulation.
 //!
 //! The parts of [`core`] decide, each over its own fields, and are tested without a core: writes
 //! (`proposals`, `batching`, `writing`, `apply`, `answers`), reads (`reads`), leases (`leases`), raft
-//! (`leadership`, `membership`, `install`), space (`checkpoints`, `removal`, `segments`, `room`), failures
+//! (`leadership`, `membership`, `autopilot`, `install`), space (`checkpoints`, `removal`, `segments`, `room`), failures
 //! (`alarms`, `parked`).
 //!
 //! The crate does not know gRPC, watches or HTTP pages. Invariants of `ARCHITECTURE.md` that it keeps: I2
@@ -32,6 +33,7 @@
 
 pub mod arrivals;
 pub mod attendance;
+pub mod autopilot;
 pub mod browsers;
 pub mod cluster_version;
 pub mod core;

@@ -19,6 +19,7 @@ use storage::checkpointer::{CheckpointError, Checkpointed, Relocation};
 use tokio::sync::oneshot;
 
 use crate::arrivals::Charge;
+use crate::autopilot::MemberReport;
 use crate::observing::{ObserverCard, Registered};
 use crate::received::ReceivedState;
 use crate::stages::RoundTimes;
@@ -306,6 +307,9 @@ pub enum ControlRequest {
     ClusterVersion(String),
     /// End the downgrade to this version, because all members run it.
     Downgraded(String),
+    /// What the members, by id, report about themselves to the autopilot; `None` for a member that has not
+    /// answered, or that has no autopilot.
+    Reports(Vec<(u64, Option<MemberReport>)>),
     /// Stop cleanly: before the end, make lease checkpoints and transfer leadership.
     Stop,
 }

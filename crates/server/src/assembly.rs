@@ -3,8 +3,8 @@
 //! This module starts no thread and opens no socket. `boot` gives each part a thread; `stepped` drives the
 //! parts by hand.
 
+use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
-use std::sync::{Arc, OnceLock};
 use std::time::{Instant, UNIX_EPOCH};
 
 use consensus::{Fetch, Node};
@@ -103,6 +103,7 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
         api_version: config.api_version,
         zone: config.zone.clone(),
         observes: config.observer.is_some(),
+        autopilot: crate::options::autopilot(&config),
         limits: limits(&config),
         began: clock.now(),
         clock,
@@ -211,7 +212,7 @@ fn clients(config: &Config, credentials: Credentials) -> Clients {
         gateway: config.clients.enable_grpc_gateway,
         expensive: ExpensiveCalls::new(config.limits.max_expensive_calls),
         zones: config.zone_networks.clone(),
-        memory: OnceLock::new(),
+        ..Clients::default()
     }
 }
 

@@ -491,6 +491,8 @@ fn start_fronts(
     )
     .map_err(|error| StartError::Thread { what: "the threads that serve clients", error })?;
     counters.set(front.counters().to_vec());
+    // An error would mean that they are set already, which does not happen: this runs once.
+    let _ = shared.clients.shards.set(front.counters().to_vec());
     let mut fronts = vec![front];
     if !metrics_listeners.is_empty() {
         let front = MetricsListener::start(shared, &counters, logger, options, metrics_listeners)

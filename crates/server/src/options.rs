@@ -3,8 +3,9 @@
 use std::time::Duration;
 
 use config::feature_gate::COMPACT_HASH_CHECK;
-use config::{Config, MetricsDetail, ValueCompression};
+use config::{AutopilotMode, Config, MetricsDetail, ValueCompression};
 use numbers::Seconds;
+use replica::autopilot::{AutopilotOptions, Mode};
 use replica::core::AutoCompaction;
 use replica::shared::Limits;
 
@@ -61,6 +62,21 @@ pub(crate) fn check_options(config: &Config) -> consistency::Options {
             true => config.checks.compact_hash_check_time,
             false => Duration::ZERO,
         },
+    }
+}
+
+/// Returns the options of the autopilot.
+pub(crate) fn autopilot(config: &Config) -> AutopilotOptions {
+    let settings = config.autopilot;
+    AutopilotOptions {
+        mode: match settings.mode {
+            AutopilotMode::Off => Mode::Off,
+            AutopilotMode::DryRun => Mode::DryRun,
+            AutopilotMode::On => Mode::On,
+        },
+        replace_after: settings.replace_after,
+        interval: settings.interval,
+        is_standby: settings.is_standby,
     }
 }
 

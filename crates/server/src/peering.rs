@@ -27,7 +27,9 @@ use prost::Message as _;
 use serde_json::json;
 
 use answers::{JSON, PLAIN, answer, refused};
+use consistency::comparison::OTHER_CLUSTER;
 use observers::PassedOn;
+use replica::autopilot::{AUTOPILOT, MemberReport};
 use replica::core::{
     ChangeAttempt, ClientRequest, LISTED_AT_ONCE, LeaseDetail, MemberChange, PeerRequest, ReplyBody,
 };
@@ -313,6 +315,11 @@ async fn route(peering: Peering, request: Request<Bytes>) -> Response<Bytes> {
             let enabled = shared.state.load().members.downgrade_target.is_some();
             answer(StatusCode::OK, PLAIN, enabled.to_string())
         }
+        (&Method::GET, AUTOPILOT) if !hashes::is_of_this(&shared, &request) => {
+            refused(StatusCode::PRECONDITION_FAILED, OTHER_CLUSTER)
+        }
+        (&Method::GET, AUTOPILOT) => answer(StatusCode::OK, JSON, MemberReport::own(&shared).to_json()),
+        (_, AUTOPILOT) => not_allowed("GET"),
         (&Method::GET, ticket_sharing::PATH) => ticket_sharing::answer(&shared, tickets.get(), &request),
         (&Method::GET, SNAPSHOT) => held(&receiver, &request).await,
         (&Method::GET, consistency::comparison::STATE_HASHES) => {

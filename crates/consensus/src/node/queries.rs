@@ -62,6 +62,12 @@ impl Node {
         }
     }
 
+    /// Returns true if a membership change may be in this leader's log that is not applied yet, so that it accepts
+    /// no other one.
+    pub fn has_pending_change(&self) -> bool {
+        self.raw.raft.has_pending_conf()
+    }
+
     /// Returns true if some forwarded proposals have not been sent yet, because no leader is known or because
     /// this member's own vote is not on disk.
     pub fn keeps_proposals(&self) -> bool {

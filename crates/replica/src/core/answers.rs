@@ -115,7 +115,11 @@ impl Answers {
                     (request_id, ReplyBody::Outcome(outcome, state), wait_removed)
                 }
                 Waiter::KeepAlive(request_id, ttl) => (request_id, ReplyBody::KeptAlive(ttl), false),
-                Waiter::Members(..) | Waiter::Expiry(_) | Waiter::Attributes | Waiter::Nobody => continue,
+                Waiter::Members(..)
+                | Waiter::Expiry(_)
+                | Waiter::Attributes
+                | Waiter::Autopilot
+                | Waiter::Nobody => continue,
             };
             let reply = Reply { request_id, revision, raft_term, body };
             if wait_removed && is_removing {

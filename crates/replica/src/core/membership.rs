@@ -389,6 +389,43 @@ impl Membership {
         Step::PassOn(message.entries.iter().filter_map(|entry| self.removal_of_this(entry)).collect())
     }
 
+    /// Returns true if no change waits, is in progress, or is expected.
+    pub fn is_idle(&self) -> bool {
+        self.open.is_none() && self.changes.is_empty() && self.departures.is_empty()
+    }
+
+    /// Begins a change of the leader itself, with this id, past the queue. Returns it as a raft configuration
+    /// change and as the bytes of its log entry; the caller proposes it, and calls [`Membership::opened`]. The
+    /// quorum is protected whatever `--strict-reconfig-check` says.
+    ///
+    /// # Errors
+    ///
+    /// Returns etcd's error if the change is invalid or unsafe, or if another change waits or is in progress.
+    pub fn encode_own(
+        &self,
+        change: &MemberChange,
+        id: u64,
+        present: ChangeContext<'_>,
+        now: Instant,
+    ) -> Result<(ConfChange, Bytes), Status> {
+        if !self.is_idle() {
+            return Err(error::TOO_MANY_REQUESTS);
+        }
+        if let MemberChange::Promote(id) = change {
+            is_caught_up(*id, present)?;
+        }
+        self.is_safe(change, present, now)?;
+        self.may_be(change, present, now)?;
+        let (raft, wire) = change.to_raft(id, self.learners_max(present.node));
+        Ok((raft, Bytes::from(wire.encode_to_vec())))
+    }
+
+    /// Records that the change with this id was proposed past the queue, so that no other is proposed until it is
+    /// applied or lost.
+    pub fn opened(&mut self, id: u64) {
+        self.open = Some(id);
+    }
+
     /// Returns true if a change waits and none is in progress, because raft accepts only one at a time.
     pub fn has_next(&self) -> bool {
         self.open.is_none() && !self.changes.is_empty()
@@ -577,7 +614,7 @@ fn is_caught_up(id: u64, present: ChangeContext<'_>) -> Result<(), Status> {
     let matched =
         present.node.progress().iter().find(|p| p.id == MemberId(id)).map_or(Index(0), |p| p.matched);
     let own = present.node.status().last;
-    if u128::from(matched.0) * 10 < u128::from(own.0) * 9 {
+    if u128::from(matched.0) * 10 < u128::from(own.0) * 9 && !planted::is(Bug::AutopilotPromotesEarly) {
         return Err(error::LEARNER_NOT_READY);
     }
     Ok(())

@@ -114,7 +114,8 @@ impl OutOfService {
                 ControlRequest::Corrupt(_)
                 | ControlRequest::DiffersFromFeeder(..)
                 | ControlRequest::ClusterVersion(_)
-                | ControlRequest::Downgraded(_),
+                | ControlRequest::Downgraded(_)
+                | ControlRequest::Reports(_),
             ) => Response::Nothing,
         }
     }

@@ -53,6 +53,8 @@ pub(super) enum Waiter {
     Members(RequestId, Box<MemberChange>),
     /// The core, which publishes this member's name and client URLs.
     Attributes,
+    /// The autopilot, for its step.
+    Autopilot,
     /// No request waits: the core proposed the entry and needs no answer.
     Nobody,
 }

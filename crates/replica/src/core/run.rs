@@ -2,6 +2,7 @@
 //! files in `run/` contain the work of a turn for clients, peers, the disk and control requests. The files
 //! beside this one contain the decisions.
 
+mod autopilot;
 mod clients;
 mod control;
 mod durability;
@@ -30,6 +31,7 @@ use stdx::Gathering;
 use super::answers::Answers;
 use super::apply::{Apply, ApplyQueue};
 use super::attributes::Attributes;
+use super::autopilot::Autopilot;
 use super::checkpoints::{Checkpoints, Thresholds};
 use super::compactions::Compactions;
 use super::cpu_pressure::CpuPressure;
@@ -147,6 +149,7 @@ pub struct Core {
     membership: Membership,
     observers: Observers,
     attributes: Attributes,
+    autopilot: Autopilot,
     leadership: Leadership,
     install: Install,
     outgoing: Outgoing,
@@ -206,6 +209,7 @@ impl Core {
             membership,
             observers: Observers::new(parts.options.observes),
             attributes,
+            autopilot: Autopilot::new(parts.shared.member.autopilot, parts.options.election_timeout),
             leadership: Leadership::new(advances, now),
             install: Install::default(),
             outgoing: Outgoing::default(),

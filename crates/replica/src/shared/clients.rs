@@ -1,8 +1,11 @@
 //! Rules for the clients of a member ([`Clients`]): how clients are authenticated, and which of their
 //! requests are refused.
 
-use std::sync::{Arc, OnceLock};
+use std::sync::atomic::Ordering;
+use std::sync::{Arc, Mutex, OnceLock, PoisonError};
+use std::time::Instant;
 
+use accounting::ShardCounters;
 use clock::Clock;
 use stdx::zones::{ZoneMemberList, ZoneNetworks};
 
@@ -28,6 +31,29 @@ pub struct Clients {
     /// Memory budget for all clients together. Not set while no front end serves clients, as in a simulation
     /// and during a start. Boot sets it once, just before it starts the front end.
     pub memory: OnceLock<accounting::Budget>,
+    /// Counters of the shards that serve clients. Not set while no front end serves clients, as in a simulation
+    /// and during a start. Boot sets them once.
+    pub shards: OnceLock<Vec<Arc<ShardCounters>>>,
+    /// Time until which all clients are sent elsewhere; `None` if they are not.
+    drains_until: Mutex<Option<Instant>>,
+}
+
+impl Clients {
+    /// Returns the number of open connections of clients.
+    pub fn connections(&self) -> u64 {
+        let shards = self.shards.get().map(Vec::as_slice).unwrap_or_default();
+        shards.iter().map(|shard| shard.connections.load(Ordering::Relaxed) as u64).sum()
+    }
+
+    /// Records until when all clients are sent elsewhere; `None` if no longer.
+    pub fn drain_until(&self, until: Option<Instant>) {
+        *self.drains_until.lock().unwrap_or_else(PoisonError::into_inner) = until;
+    }
+
+    /// Returns true while all clients are sent elsewhere.
+    pub fn drains(&self, now: Instant) -> bool {
+        self.drains_until.lock().unwrap_or_else(PoisonError::into_inner).is_some_and(|until| now < until)
+    }
 }
 
 impl Default for Clients {
@@ -42,6 +68,8 @@ impl Default for Clients {
             expensive: ExpensiveCalls::default(),
             zones: Default::default(),
             memory: OnceLock::new(),
+            shards: OnceLock::new(),
+            drains_until: Mutex::new(None),
         }
     }
 }

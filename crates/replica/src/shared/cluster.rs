@@ -8,6 +8,7 @@ use arc_swap::ArcSwap;
 use machine::Members;
 use numbers::MemberId;
 
+use crate::autopilot::AutopilotState;
 use crate::observing::{ObserverCard, ObserverStanding};
 use crate::peer_links::PeerLinks;
 
@@ -40,6 +41,8 @@ pub struct Cluster {
     own_card: OnceLock<ObserverCard>,
     /// The observers that this node feeds.
     observers: ArcSwap<Vec<ObserverStanding>>,
+    /// State of the autopilot.
+    autopilot: ArcSwap<AutopilotState>,
 }
 
 impl Cluster {
@@ -86,6 +89,16 @@ impl Cluster {
         if !(standings.is_empty() && self.observers.load().is_empty()) {
             self.observers.store(Arc::new(standings));
         }
+    }
+
+    /// Publishes the state of the autopilot.
+    pub(crate) fn autopilot_is(&self, state: AutopilotState) {
+        self.autopilot.store(Arc::new(state));
+    }
+
+    /// Returns the state of this member's autopilot.
+    pub fn autopilot(&self) -> Arc<AutopilotState> {
+        self.autopilot.load_full()
     }
 
     /// Returns the observers that this node feeds, as of the last tick.

@@ -7,6 +7,8 @@ use clock::Clock;
 use numbers::{Revision, Seconds, Term};
 use storage::Identity;
 
+use crate::autopilot::AutopilotOptions;
+
 /// Identity and options of a member, which do not change while it runs.
 pub struct Member {
     /// Ids of this member and its cluster.
@@ -17,6 +19,8 @@ pub struct Member {
     pub zone: String,
     /// True if this is an observer and no member of the cluster.
     pub observes: bool,
+    /// Options of the autopilot.
+    pub autopilot: AutopilotOptions,
     /// Limits and intervals for requests.
     pub limits: Limits,
     /// The member's clock.
@@ -37,6 +41,7 @@ impl Member {
             api_version: api::API_VERSION,
             zone: String::new(),
             observes: false,
+            autopilot: AutopilotOptions::off(),
             limits,
             began: clock.now(),
             clock,

@@ -8,6 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use accounting::ShardCounters;
 use api::etcdserverpb::AlarmType;
 
+use replica::autopilot::Mode;
 use replica::shared::{Published, Shared};
 use telemetry::heavy_hitters::{Measure, Subject};
 use telemetry::metrics::{Distribution, MethodTotals, Metrics};
@@ -152,6 +153,15 @@ fn copy_state(shared: &Shared, state: &Published) {
     server
         .observer_lag_entries
         .set_u64(observers.iter().map(|observer| observer.lag_entries).max().unwrap_or_default());
+    let autopilot = shared.cluster.autopilot();
+    server.autopilot_mode.set_u64(match shared.member.autopilot.mode {
+        Mode::Off => 0,
+        Mode::DryRun => 1,
+        Mode::On => 2,
+    });
+    server.autopilot_deciding.set_bool(autopilot.decides);
+    server.autopilot_advice.set_u64(autopilot.advice.len() as u64);
+    server.autopilot_members_gone.set_u64(autopilot.gone);
     server.observer_fed.set_bool(shared.cluster.is_fed());
     server.observer_feed_depth.set_u64(shared.cluster.feed_depth().into());
     server.proposals_committed.set_u64(state.commit_index.0);

@@ -43,6 +43,11 @@ group! {
         observers_inactive: Gauge = "mainstay_observers_inactive", "Observers that this node feeds and that have not answered for two election timeouts.";
         observer_lag_entries: Gauge = "mainstay_observer_lag_entries", "Entries that this node has applied and the observer that is furthest behind has not acknowledged.";
         observer_fed: Gauge = "mainstay_observer_fed", "1 if this is an observer and its feeder sends; 0 otherwise.";
+        autopilot_mode: Gauge = "mainstay_autopilot_mode", "What the autopilot of this member does while the member leads (--autopilot): 0 nothing, 1 only logs (dry-run), 2 acts.";
+        autopilot_deciding: Gauge = "mainstay_autopilot_deciding", "1 if the autopilot of this member decides, because the member leads; 0 otherwise.";
+        autopilot_steps: Labelled<Counter> = "mainstay_autopilot_steps_total" ["step", "outcome"], "Steps of this member's autopilot, by kind (promote, remove, move-leader, disarm) and outcome (done, failed, dry-run).";
+        autopilot_advice: Gauge = "mainstay_autopilot_advice", "Things that the autopilot of this leader sees and does not do, because that would be unsafe or a person is needed; `mainstay ctl autopilot status` lists them.";
+        autopilot_members_gone: Gauge = "mainstay_autopilot_members_gone", "Members that have not answered this leader for --autopilot-replace-after.";
         observer_feed_depth: Gauge = "mainstay_observer_feed_depth", "Nodes between this observer and a member, the feeding member included; 0 if it is not known, and for members.";
         leader_changes: Counter = "etcd_server_leader_changes_seen_total", "Leader changes seen.";
         learner_promote_successes: Counter = "etcd_server_learner_promote_successes", "Learners promoted while this member led.";

@@ -461,6 +461,7 @@ impl Core {
             Waiter::KeepAlive(request_id, _) => self.refuse(request_id, error::NOT_PRIMARY_LESSOR),
             Waiter::Expiry(id) => self.leases.revocation_ended(id, true, self.shared.member.clock.now()),
             Waiter::Attributes => self.attributes.were_lost(),
+            Waiter::Autopilot => self.autopilot_ended(Err(status)),
             Waiter::Nobody => {}
         }
     }

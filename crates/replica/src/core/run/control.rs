@@ -132,6 +132,7 @@ impl Core {
             }
             ControlRequest::ClusterVersion(version) => self.set_cluster_version(version),
             ControlRequest::Downgraded(version) => self.end_downgrade(&version),
+            ControlRequest::Reports(reports) => self.take_reports(reports, now),
             ControlRequest::Stop => {
                 if !self.lifecycle.is_stopping() {
                     // The remaining times are checkpointed, so that the leases continue with them after the
@@ -180,6 +181,7 @@ impl Core {
         self.outgoing.look(now);
         self.propose_attributes(now);
         self.look_at_observers(now)?;
+        self.look_at_autopilot(now);
         if self.leads_now() {
             self.leases.others_are(self.node.others());
         }

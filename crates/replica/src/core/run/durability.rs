@@ -332,6 +332,7 @@ impl Core {
                 let own = self.machine.members.by_id.get(&self.shared.member.identity.member_id);
                 self.attributes.applied(own.map(|own| (own.name.as_str(), own.client_urls.as_slice())));
             }
+            Waiter::Autopilot => self.autopilot_ended(applied.outcome.map(|_| ())),
             Waiter::Nobody => {}
             waiter => {
                 let revision = self.machine.store.current_revision();

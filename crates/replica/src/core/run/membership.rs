@@ -20,7 +20,7 @@ use crate::core::{ChangeAttempt, Fatal, MemberChange, RequestId, membership};
 /// Membership changes.
 impl Core {
     /// Calls `ask` with [`Membership`], and with the facts about the cluster that it needs to decide.
-    fn ask_membership<R>(
+    pub(super) fn ask_membership<R>(
         &mut self,
         ask: impl FnOnce(&mut Membership, membership::ChangeContext<'_>) -> R,
     ) -> R {
@@ -158,15 +158,27 @@ impl Core {
         if applied.outcome.is_ok() {
             self.members_changed(change);
         }
-        if let Some(Waiter::Members(request_id, _)) = self.proposals.take(applied.request_id) {
-            let promoted = matches!(applied.outcome, Ok(VoterChange::AddVoter(_)));
-            if promoted && self.machine.members.learners().len() < learners {
-                self.shared.diagnostics.metrics.server.learner_promote_successes.inc();
+        let (outcome, raft_term) = (applied.outcome.as_ref().map(|_| ()).map_err(Clone::clone), entry.term);
+        match self.proposals.take(applied.request_id) {
+            Some(Waiter::Members(request_id, _)) => {
+                self.count_promotion(&applied.outcome, learners);
+                self.membership.tell(ChangeAnswer { request_id, outcome, raft_term });
             }
-            let (outcome, raft_term) = (applied.outcome.map(|_| ()), entry.term);
-            self.membership.tell(ChangeAnswer { request_id, outcome, raft_term });
+            Some(Waiter::Autopilot) => {
+                self.count_promotion(&applied.outcome, learners);
+                self.autopilot_ended(outcome);
+            }
+            _ => {}
         }
         Ok(())
+    }
+
+    /// Counts a promotion that this member has proposed; `learners` is the number of learners before.
+    fn count_promotion(&self, outcome: &Result<VoterChange, Status>, learners: usize) {
+        if matches!(outcome, Ok(VoterChange::AddVoter(_))) && self.machine.members.learners().len() < learners
+        {
+            self.shared.diagnostics.metrics.server.learner_promote_successes.inc();
+        }
     }
 
     fn members_changed(&mut self, change: ConfChange) {
