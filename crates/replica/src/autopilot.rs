@@ -89,7 +89,7 @@ impl MemberReport {
         let member = &shared.member;
         MemberReport {
             is_standby: member.autopilot.is_standby,
-            drains: shared.clients.drains(member.clock.now()),
+            drains: shared.clients.draining.is_on(member.clock.now()),
             zone: member.zone.clone(),
             clients: shared.clients.connections(),
             // Durations of syncs are those of the real clock, so a member whose time is virtual has none.

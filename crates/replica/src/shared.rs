@@ -20,7 +20,7 @@ use arc_swap::ArcSwap;
 
 use crate::renewals::Renewals;
 
-pub use clients::Clients;
+pub use clients::{Clients, Draining};
 pub use cluster::Cluster;
 use cluster::Leadership;
 pub use core_queues::{CoreQueues, LogEventQueue};

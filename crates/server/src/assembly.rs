@@ -3,8 +3,8 @@
 //! This module starts no thread and opens no socket. `boot` gives each part a thread; `stepped` drives the
 //! parts by hand.
 
-use std::sync::Arc;
 use std::sync::mpsc::{Receiver, sync_channel};
+use std::sync::{Arc, OnceLock};
 use std::time::{Instant, UNIX_EPOCH};
 
 use consensus::{Fetch, Node};
@@ -23,7 +23,9 @@ use replica::browsers::Browsers;
 use replica::core::{Parts, StorageRequest, Thresholds};
 use replica::credentials::Credentials;
 use replica::expensive::ExpensiveCalls;
-use replica::shared::{Clients, CoreQueues, Data, Diagnostics, LogEventQueue, Member, Published, Shared};
+use replica::shared::{
+    Clients, CoreQueues, Data, Diagnostics, Draining, LogEventQueue, Member, Published, Shared,
+};
 use replica::transfer;
 use storage::Identity;
 use storage::catch_up::FETCHES_MAX;
@@ -212,7 +214,9 @@ fn clients(config: &Config, credentials: Credentials) -> Clients {
         gateway: config.clients.enable_grpc_gateway,
         expensive: ExpensiveCalls::new(config.limits.max_expensive_calls),
         zones: config.zone_networks.clone(),
-        ..Clients::default()
+        memory: OnceLock::new(),
+        shards: OnceLock::new(),
+        draining: Draining::default(),
     }
 }
 

@@ -188,6 +188,35 @@ static ETCDSERVERPB_AUTHENTICATERESPONSE: Message = Message { name: "etcdserverp
     Field { name: "header", json_name: "header", number: 1, kind: Kind::Message(&ETCDSERVERPB_RESPONSEHEADER), repeated: false, oneof: None },
     Field { name: "token", json_name: "token", number: 2, kind: Kind::String, repeated: false, oneof: None },
 ] };
+static ETCDSERVERPB_AUTOPILOTMEMBER: Message = Message { name: "etcdserverpb.AutopilotMember", fields: &[
+    Field { name: "ID", json_name: "ID", number: 1, kind: Kind::Uint64, repeated: false, oneof: None },
+    Field { name: "name", json_name: "name", number: 2, kind: Kind::String, repeated: false, oneof: None },
+    Field { name: "isLearner", json_name: "isLearner", number: 3, kind: Kind::Bool, repeated: false, oneof: None },
+    Field { name: "reports", json_name: "reports", number: 4, kind: Kind::Bool, repeated: false, oneof: None },
+    Field { name: "standby", json_name: "standby", number: 5, kind: Kind::Bool, repeated: false, oneof: None },
+    Field { name: "silentMs", json_name: "silentMs", number: 6, kind: Kind::Uint64, repeated: false, oneof: None },
+    Field { name: "caughtUp", json_name: "caughtUp", number: 7, kind: Kind::Bool, repeated: false, oneof: None },
+    Field { name: "syncP99Ms", json_name: "syncP99Ms", number: 8, kind: Kind::Uint64, repeated: false, oneof: None },
+    Field { name: "clients", json_name: "clients", number: 9, kind: Kind::Uint64, repeated: false, oneof: None },
+] };
+static ETCDSERVERPB_AUTOPILOTSTATUS: Message = Message { name: "etcdserverpb.AutopilotStatus", fields: &[
+    Field { name: "mode", json_name: "mode", number: 1, kind: Kind::String, repeated: false, oneof: None },
+    Field { name: "deciding", json_name: "deciding", number: 2, kind: Kind::Bool, repeated: false, oneof: None },
+    Field { name: "standby", json_name: "standby", number: 3, kind: Kind::Bool, repeated: false, oneof: None },
+    Field { name: "replaceAfterMs", json_name: "replaceAfterMs", number: 4, kind: Kind::Uint64, repeated: false, oneof: None },
+    Field { name: "intervalMs", json_name: "intervalMs", number: 5, kind: Kind::Uint64, repeated: false, oneof: None },
+    Field { name: "steps", json_name: "steps", number: 6, kind: Kind::Message(&ETCDSERVERPB_AUTOPILOTSTEP), repeated: true, oneof: None },
+    Field { name: "advice", json_name: "advice", number: 7, kind: Kind::String, repeated: true, oneof: None },
+    Field { name: "members", json_name: "members", number: 8, kind: Kind::Message(&ETCDSERVERPB_AUTOPILOTMEMBER), repeated: true, oneof: None },
+] };
+static ETCDSERVERPB_AUTOPILOTSTEP: Message = Message { name: "etcdserverpb.AutopilotStep", fields: &[
+    Field { name: "atMs", json_name: "atMs", number: 1, kind: Kind::Uint64, repeated: false, oneof: None },
+    Field { name: "step", json_name: "step", number: 2, kind: Kind::String, repeated: false, oneof: None },
+    Field { name: "memberID", json_name: "memberID", number: 3, kind: Kind::Uint64, repeated: false, oneof: None },
+    Field { name: "reason", json_name: "reason", number: 4, kind: Kind::String, repeated: false, oneof: None },
+    Field { name: "outcome", json_name: "outcome", number: 5, kind: Kind::String, repeated: false, oneof: None },
+    Field { name: "error", json_name: "error", number: 6, kind: Kind::String, repeated: false, oneof: None },
+] };
 static ETCDSERVERPB_COMPACTIONREQUEST: Message = Message { name: "etcdserverpb.CompactionRequest", fields: &[
     Field { name: "revision", json_name: "revision", number: 1, kind: Kind::Int64, repeated: false, oneof: None },
     Field { name: "physical", json_name: "physical", number: 2, kind: Kind::Bool, repeated: false, oneof: None },
@@ -437,6 +466,7 @@ static ETCDSERVERPB_STATUSRESPONSE: Message = Message { name: "etcdserverpb.Stat
     Field { name: "observers", json_name: "observers", number: 1002, kind: Kind::Message(&ETCDSERVERPB_OBSERVERSTATUS), repeated: true, oneof: None },
     Field { name: "isObserver", json_name: "isObserver", number: 1003, kind: Kind::Bool, repeated: false, oneof: None },
     Field { name: "feeder", json_name: "feeder", number: 1004, kind: Kind::Uint64, repeated: false, oneof: None },
+    Field { name: "autopilot", json_name: "autopilot", number: 1005, kind: Kind::Message(&ETCDSERVERPB_AUTOPILOTSTATUS), repeated: false, oneof: None },
 ] };
 static ETCDSERVERPB_TXNREQUEST: Message = Message { name: "etcdserverpb.TxnRequest", fields: &[
     Field { name: "compare", json_name: "compare", number: 1, kind: Kind::Message(&ETCDSERVERPB_COMPARE), repeated: true, oneof: None },

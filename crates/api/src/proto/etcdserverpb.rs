@@ -899,6 +899,83 @@ pub struct StatusResponse {
     /// Ours: for an observer, the node from which it takes the log; 0 if it has none.
     #[prost(uint64, tag = "1004")]
     pub feeder: u64,
+    /// Ours: the member's autopilot; absent if it is off and the member is no standby.
+    #[prost(message, optional, tag = "1005")]
+    pub autopilot: ::core::option::Option<AutopilotStatus>,
+}
+/// Ours: the autopilot of a member, and what it knows while it decides.
+#[derive(Clone, PartialEq, ::prost::Message)]
+pub struct AutopilotStatus {
+    /// "off", "dry-run" or "on".
+    #[prost(string, tag = "1")]
+    pub mode: ::prost::alloc::string::String,
+    /// True if the member leads and its autopilot decides. Only then it has members and advice.
+    #[prost(bool, tag = "2")]
+    pub deciding: bool,
+    /// True if the member, while it is a learner, waits until it is needed.
+    #[prost(bool, tag = "3")]
+    pub standby: bool,
+    /// Times in milliseconds: after how much silence a member counts as gone, and how much lies between two steps.
+    #[prost(uint64, tag = "4")]
+    pub replace_after_ms: u64,
+    #[prost(uint64, tag = "5")]
+    pub interval_ms: u64,
+    /// The last steps of this member's autopilot, oldest first.
+    #[prost(message, repeated, tag = "6")]
+    pub steps: ::prost::alloc::vec::Vec<AutopilotStep>,
+    /// Sentences that say what is not done, why, and what a person should do.
+    #[prost(string, repeated, tag = "7")]
+    pub advice: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
+    #[prost(message, repeated, tag = "8")]
+    pub members: ::prost::alloc::vec::Vec<AutopilotMember>,
+}
+/// Ours: a step that an autopilot has taken, or would take (dry-run).
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AutopilotStep {
+    /// Milliseconds since 1970.
+    #[prost(uint64, tag = "1")]
+    pub at_ms: u64,
+    /// "promote", "remove", "move-leader" or "disarm".
+    #[prost(string, tag = "2")]
+    pub step: ::prost::alloc::string::String,
+    #[prost(uint64, tag = "3")]
+    pub member_id: u64,
+    /// One clause that says why.
+    #[prost(string, tag = "4")]
+    pub reason: ::prost::alloc::string::String,
+    /// "dry-run", "open", "done" or "failed".
+    #[prost(string, tag = "5")]
+    pub outcome: ::prost::alloc::string::String,
+    /// Why it failed; empty otherwise.
+    #[prost(string, tag = "6")]
+    pub error: ::prost::alloc::string::String,
+}
+/// Ours: a member as an autopilot sees it.
+#[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
+pub struct AutopilotMember {
+    #[prost(uint64, tag = "1")]
+    pub id: u64,
+    #[prost(string, tag = "2")]
+    pub name: ::prost::alloc::string::String,
+    #[prost(bool, tag = "3")]
+    pub is_learner: bool,
+    /// False if the member has not reported to the leader; then it has no standby and no clients here.
+    #[prost(bool, tag = "4")]
+    pub reports: bool,
+    #[prost(bool, tag = "5")]
+    pub standby: bool,
+    /// Milliseconds since the member has last answered the leader.
+    #[prost(uint64, tag = "6")]
+    pub silent_ms: u64,
+    /// True if the member has all that was committed an election timeout ago.
+    #[prost(bool, tag = "7")]
+    pub caught_up: bool,
+    /// Milliseconds that 99 of 100 of the member's syncs of its log do not exceed; 0 if it is not known.
+    #[prost(uint64, tag = "8")]
+    pub sync_p99_ms: u64,
+    /// Open connections of clients.
+    #[prost(uint64, tag = "9")]
+    pub clients: u64,
 }
 /// Ours: what a feeder knows about an observer.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

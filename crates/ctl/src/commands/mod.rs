@@ -3,6 +3,7 @@
 
 mod alarm;
 mod auth;
+mod autopilot;
 mod check;
 mod check_datascale;
 mod check_perf;
@@ -111,6 +112,7 @@ static COMMANDS: &[Command<Run>] = &[
     endpoint::ENDPOINT,
     member::MEMBER,
     move_leader::MOVE_LEADER,
+    autopilot::AUTOPILOT,
     observer::OBSERVER,
     snapshot::SNAPSHOT, //
     elect::ELECT,

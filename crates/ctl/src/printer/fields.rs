@@ -44,6 +44,7 @@ pub(super) fn print(out: &mut Vec<u8>, hex: bool, answer: &Answer<'_>) -> bool {
         | Answer::MemberPromote(..)
         | Answer::MoveLeader(..)
         | Answer::Observers(_)
+        | Answer::Autopilot(_)
         | Answer::DowngradeValidate(_)
         | Answer::DowngradeEnable(_)
         | Answer::DowngradeCancel(_)

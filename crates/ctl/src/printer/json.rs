@@ -9,11 +9,49 @@ use api::etcdserverpb::{self as pb, response_op::Response};
 use api::mvccpb::{Event, KeyValue};
 use cli::json;
 
-use super::{Answer, ObserverRow};
+use super::{Answer, AutopilotNode, ObserverRow};
 
 pub(super) fn print(out: &mut Vec<u8>, hex: bool, answer: &Answer<'_>) {
     out.extend_from_slice(value(hex, answer).as_bytes());
     out.push(b'\n');
+}
+
+fn autopilot(AutopilotNode { id, name, status }: &AutopilotNode) -> String {
+    let step = |step: &pb::AutopilotStep| {
+        Object::new()
+            .raw("atMs", step.at_ms.to_string())
+            .raw("step", json::string(&step.step))
+            .raw("memberID", step.member_id.to_string())
+            .raw("outcome", json::string(&step.outcome))
+            .text("error", &step.error)
+            .raw("reason", json::string(&step.reason))
+            .end()
+    };
+    let member = |member: &pb::AutopilotMember| {
+        Object::new()
+            .raw("ID", member.id.to_string())
+            .raw("name", json::string(&member.name))
+            .raw("isLearner", member.is_learner.to_string())
+            .raw("reports", member.reports.to_string())
+            .raw("standby", member.standby.to_string())
+            .raw("silentMs", member.silent_ms.to_string())
+            .raw("caughtUp", member.caught_up.to_string())
+            .raw("syncP99Ms", member.sync_p99_ms.to_string())
+            .raw("clients", member.clients.to_string())
+            .end()
+    };
+    Object::new()
+        .raw("ID", id.to_string())
+        .raw("name", json::string(name))
+        .raw("mode", json::string(&status.mode))
+        .raw("deciding", status.deciding.to_string())
+        .raw("standby", status.standby.to_string())
+        .raw("replaceAfterMs", status.replace_after_ms.to_string())
+        .raw("intervalMs", status.interval_ms.to_string())
+        .raw("members", list(&status.members, member))
+        .raw("steps", list(&status.steps, step))
+        .raw("advice", list(&status.advice, |text| json::string(text)))
+        .end()
 }
 
 fn value(hex: bool, answer: &Answer<'_>) -> String {
@@ -92,6 +130,7 @@ fn value(hex: bool, answer: &Answer<'_>) -> String {
                 .raw("active", o.active.to_string())
                 .end()
         }),
+        Answer::Autopilot(nodes) => slice(nodes, autopilot),
         Answer::MoveLeader(_, _, r) => only_header(r.header.as_ref()),
         Answer::DowngradeValidate(r) | Answer::DowngradeEnable(r) | Answer::DowngradeCancel(r) => {
             with_header(r.header.as_ref()).text("version", &r.version).end()

@@ -84,6 +84,17 @@ pub struct ObserverRow {
     pub observer: pb::ObserverStatus,
 }
 
+/// The autopilot of a member.
+#[derive(Clone, Debug, PartialEq)]
+pub struct AutopilotNode {
+    /// Id of the member.
+    pub id: u64,
+    /// Name of the member.
+    pub name: String,
+    /// State of its autopilot, as the member reports it.
+    pub status: pb::AutopilotStatus,
+}
+
 /// All responses and results that the tool can print. A variant has additional values if the output shows
 /// more than the response contains, such as the endpoint that was queried.
 #[derive(Clone, Copy, Debug)]
@@ -108,6 +119,7 @@ pub enum Answer<'a> {
     EndpointStatus(&'a [(String, pb::StatusResponse)]),
     EndpointHashKv(&'a [(String, pb::HashKvResponse)]),
     Observers(&'a [ObserverRow]),
+    Autopilot(&'a [AutopilotNode]),
     MoveLeader(u64, u64, &'a pb::MoveLeaderResponse),
     DowngradeValidate(&'a pb::DowngradeResponse),
     DowngradeEnable(&'a pb::DowngradeResponse),

@@ -59,7 +59,8 @@ pub(super) fn print(out: &mut Vec<u8>, answer: &Answer<'_>) -> bool {
         Answer::EndpointHealth(_)
         | Answer::EndpointStatus(_)
         | Answer::EndpointHashKv(_)
-        | Answer::Observers(_) => return false,
+        | Answer::Observers(_)
+        | Answer::Autopilot(_) => return false,
     }
     true
 }

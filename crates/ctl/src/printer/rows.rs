@@ -1,8 +1,11 @@
 //! Converts responses to rows of cells, for the simple and the table format.
 
-use api::etcdserverpb as pb;
+use std::time::{Duration, UNIX_EPOCH};
 
-use super::{EndpointHealth, ObserverRow};
+use api::etcdserverpb as pb;
+use stdx::calendar::format_rfc3339;
+
+use super::{AutopilotNode, EndpointHealth, ObserverRow};
 
 pub(super) const MEMBER_HEAD: [&str; 6] =
     ["ID", "Status", "Name", "Peer Addrs", "Client Addrs", "Is Learner"];
@@ -28,6 +31,13 @@ pub(super) const STATUS_HEAD: [&str; 16] = [
 pub(super) const OBSERVER_HEAD: [&str; 9] =
     ["ID", "Name", "Peer Addrs", "Client Addrs", "Zone", "Fed By", "State", "Lag Entries", "Is Active"];
 pub(super) const HASH_HEAD: [&str; 3] = ["endpoint", "hash", "hash_revision"];
+
+pub(super) const AUTOPILOT_HEAD: [&str; 7] =
+    ["ID", "Name", "Mode", "Is Deciding", "Is Standby", "Replace After", "Interval"];
+pub(super) const AUTOPILOT_MEMBER_HEAD: [&str; 7] =
+    ["ID", "Name", "Role", "Silence", "Is Caught Up", "Sync P99", "Clients"];
+pub(super) const AUTOPILOT_STEP_HEAD: [&str; 5] = ["Time", "Step", "Member ID", "Outcome", "Reason"];
+pub(super) const ADVICE_HEAD: [&str; 1] = ["Advice"];
 
 pub(super) fn members(answer: &pb::MemberListResponse) -> Vec<Vec<String>> {
     let row = |member: &pb::Member| {
@@ -60,6 +70,71 @@ pub(super) fn observers(list: &[ObserverRow]) -> Vec<Vec<String>> {
             ]
         })
         .collect()
+}
+
+fn ms(ms: u64) -> String {
+    cli::go::duration(Duration::from_millis(ms))
+}
+
+pub(super) fn autopilots(nodes: &[AutopilotNode]) -> Vec<Vec<String>> {
+    let row = |AutopilotNode { id, name, status }: &AutopilotNode| {
+        vec![
+            format!("{id:x}"),
+            name.clone(),
+            status.mode.clone(),
+            status.deciding.to_string(),
+            status.standby.to_string(),
+            ms(status.replace_after_ms),
+            ms(status.interval_ms),
+        ]
+    };
+    nodes.iter().map(row).collect()
+}
+
+pub(super) fn autopilot_members(nodes: &[AutopilotNode]) -> Vec<Vec<String>> {
+    let row = |member: &pb::AutopilotMember| {
+        let role = match (member.is_learner, member.standby) {
+            (false, _) => "voter",
+            (true, false) => "learner",
+            (true, true) => "standby",
+        };
+        let known = |known: bool, text: String| if known { text } else { String::new() };
+        vec![
+            format!("{:x}", member.id),
+            member.name.clone(),
+            role.to_owned(),
+            ms(member.silent_ms),
+            member.caught_up.to_string(),
+            known(member.sync_p99_ms > 0, ms(member.sync_p99_ms)),
+            known(member.reports, member.clients.to_string()),
+        ]
+    };
+    nodes.iter().flat_map(|node| &node.status.members).map(row).collect()
+}
+
+/// Returns the steps of all nodes, oldest first.
+pub(super) fn autopilot_steps(nodes: &[AutopilotNode]) -> Vec<Vec<String>> {
+    let mut steps: Vec<&pb::AutopilotStep> = nodes.iter().flat_map(|node| &node.status.steps).collect();
+    steps.sort_by_key(|step| step.at_ms);
+    let row = |step: &pb::AutopilotStep| {
+        let at = UNIX_EPOCH.checked_add(Duration::from_millis(step.at_ms));
+        let outcome = match step.error.as_str() {
+            "" => step.outcome.clone(),
+            error => format!("{}: {error}", step.outcome),
+        };
+        vec![
+            at.map(format_rfc3339).unwrap_or_default(),
+            step.step.clone(),
+            format!("{:x}", step.member_id),
+            outcome,
+            step.reason.clone(),
+        ]
+    };
+    steps.into_iter().map(row).collect()
+}
+
+pub(super) fn advice(nodes: &[AutopilotNode]) -> Vec<Vec<String>> {
+    nodes.iter().flat_map(|node| &node.status.advice).map(|text| vec![text.clone()]).collect()
 }
 
 pub(super) fn health(list: &[EndpointHealth]) -> Vec<Vec<String>> {

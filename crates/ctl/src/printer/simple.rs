@@ -5,7 +5,7 @@ use api::authpb::permission::Type;
 use api::etcdserverpb::{self as pb, response_op::Response};
 use api::mvccpb::KeyValue;
 
-use super::{Answer, Page, Printer, alarm_type, event_type, hex_escaped, put, rows};
+use super::{Answer, AutopilotNode, Page, Printer, alarm_type, event_type, hex_escaped, put, rows};
 use crate::ranges::prefix_end;
 
 pub(super) fn print(page: &mut Page, printer: &Printer, answer: &Answer<'_>) {
@@ -62,6 +62,7 @@ pub(super) fn print(page: &mut Page, printer: &Printer, answer: &Answer<'_>) {
         }
         Answer::EndpointStatus(list) => lines(out, &rows::status(list)),
         Answer::EndpointHashKv(list) => lines(out, &rows::hashes(list)),
+        Answer::Autopilot(nodes) => autopilot(out, nodes),
         Answer::Observers(list) => lines(out, &rows::observers(list)),
         Answer::MoveLeader(from, to, _) => put!(out, "Leadership transferred from {from:x} to {to:x}\n"),
         Answer::DowngradeValidate(r) => downgrade(out, "validate", r),
@@ -177,6 +178,20 @@ fn member(out: &mut Vec<u8>, id: u64, done: &str, header: Option<&pb::ResponseHe
 fn lines(out: &mut Vec<u8>, rows: &[Vec<String>]) {
     for row in rows {
         put!(out, "{}\n", row.join(", "));
+    }
+}
+
+fn autopilot(out: &mut Vec<u8>, nodes: &[AutopilotNode]) {
+    let sections = [
+        ("node", rows::autopilots(nodes)),
+        ("member", rows::autopilot_members(nodes)),
+        ("step", rows::autopilot_steps(nodes)),
+        ("advice", rows::advice(nodes)),
+    ];
+    for (kind, rows) in sections {
+        for row in rows {
+            put!(out, "{kind}, {}\n", row.join(", "));
+        }
     }
 }
 

@@ -133,6 +133,11 @@ pub(super) struct Autopilot {
     records: VecDeque<StepRecord>,
     advice: Vec<String>,
     next_look: Option<Instant>,
+    /// Time as the autopilot counts it: that of the clock, without the time in which this member did not run.
+    /// Otherwise a member that was suspended would take all others for silent when it runs again.
+    time: Instant,
+    /// Time of the clock at the last call of [`Autopilot::is_due`].
+    clock: Instant,
 }
 
 /// A duration in the largest two units.
@@ -182,7 +187,7 @@ fn percentile_99(before: &[u64], after: &[u64]) -> Option<Duration> {
 
 impl Autopilot {
     /// Returns the autopilot of a member that does not lead.
-    pub fn new(options: AutopilotOptions, election_timeout: Duration) -> Autopilot {
+    pub fn new(options: AutopilotOptions, election_timeout: Duration, now: Instant) -> Autopilot {
         Autopilot {
             options,
             election_timeout,
@@ -190,6 +195,8 @@ impl Autopilot {
             records: VecDeque::new(),
             advice: Vec::new(),
             next_look: None,
+            time: now,
+            clock: now,
         }
     }
 
@@ -199,7 +206,12 @@ impl Autopilot {
     }
 
     /// Takes over in which term this member leads, if it leads. Returns true if it is time to look at the cluster.
-    pub fn is_due(&mut self, leads_in: Option<Term>, now: Instant) -> bool {
+    /// Must be called at every tick.
+    pub fn is_due(&mut self, leads_in: Option<Term>, clock: Instant) -> bool {
+        let passed = clock.saturating_duration_since(self.clock);
+        self.clock = clock;
+        self.time += passed.min(self.election_timeout);
+        let now = self.time;
         let Some(term) = leads_in.filter(|_| self.options.mode != Mode::Off) else {
             if self.watch.take().is_some() {
                 self.close_open("this member has stopped leading");
@@ -233,7 +245,8 @@ impl Autopilot {
 
     /// Takes what the members report about themselves; `None` if a member reports nothing. Reports of members
     /// that are not known yet are dropped.
-    pub fn reported(&mut self, reports: Vec<(u64, Option<MemberReport>)>, now: Instant) {
+    pub fn reported(&mut self, reports: Vec<(u64, Option<MemberReport>)>) {
+        let now = self.time;
         let Some(watch) = &mut self.watch else { return };
         for (id, report) in reports {
             if let Some(observed) = watch.members.get_mut(&id) {
@@ -249,15 +262,15 @@ impl Autopilot {
     }
 
     /// Looks at the cluster, and decides. Must be called only while this member leads, see [`Autopilot::is_due`].
-    pub fn look(&mut self, situation: &Situation, now: Instant) -> Decision {
-        self.observe(situation, now);
-        let decision = self.decide(situation, now);
+    pub fn look(&mut self, situation: &Situation) -> Decision {
+        self.observe(situation);
+        let decision = self.decide(situation);
         self.advice.clone_from(&decision.advice);
         decision
     }
 
-    fn observe(&mut self, situation: &Situation, now: Instant) {
-        let election_timeout = self.election_timeout;
+    fn observe(&mut self, situation: &Situation) {
+        let (election_timeout, now) = (self.election_timeout, self.time);
         let Some(watch) = &mut self.watch else { return };
         watch.commits.push_back((now, situation.commit));
         // Keep one index that is at least an election timeout old, and all newer ones.
@@ -283,12 +296,13 @@ impl Autopilot {
                 || member.is_replicating && due.is_some_and(|due| member.matched >= due && due > Index(0));
             observed.caught_up_since = is_caught_up.then(|| observed.caught_up_since.unwrap_or(now));
         }
-        self.compare_disks(situation, now);
-        self.compare_zones(situation, now);
+        self.compare_disks(situation);
+        self.compare_zones(situation);
     }
 
     /// At the end of an interval, computes how long the syncs of each member took in it.
-    fn compare_disks(&mut self, situation: &Situation, now: Instant) {
+    fn compare_disks(&mut self, situation: &Situation) {
+        let now = self.time;
         let Some(watch) = &mut self.watch else { return };
         if now < watch.window_began + self.options.interval {
             return;
@@ -300,41 +314,45 @@ impl Autopilot {
             observed.sync_p99 = percentile_99(&observed.syncs_before, &syncs);
             observed.syncs_before = syncs;
         }
-        let is_slow = self.faster(situation, now).is_some();
+        let is_slow = self.faster(situation).is_some();
         if let Some(watch) = &mut self.watch {
             watch.slow_intervals = if is_slow { watch.slow_intervals + 1 } else { 0 };
         }
     }
 
     /// Notes since when the leader's zone has had no clients while another has some.
-    fn compare_zones(&mut self, situation: &Situation, now: Instant) {
-        let is_empty = self.busier_zone(situation, now).is_some();
+    fn compare_zones(&mut self, situation: &Situation) {
+        let now = self.time;
+        let is_empty = self.busier_zone(situation).is_some();
         if let Some(watch) = &mut self.watch {
             watch.no_clients_since = is_empty.then(|| watch.no_clients_since.unwrap_or(now));
         }
     }
 
-    fn silent(&self, id: u64, now: Instant) -> Duration {
+    fn silent(&self, id: u64) -> Duration {
+        let now = self.time;
         let observed = self.watch.as_ref().and_then(|watch| watch.members.get(&id));
         observed.map_or(Duration::ZERO, |observed| now.saturating_duration_since(observed.last_heard))
     }
 
-    fn is_alive(&self, id: u64, now: Instant) -> bool {
-        self.silent(id, now) < self.election_timeout * ALIVE_TIMEOUTS
+    fn is_alive(&self, id: u64) -> bool {
+        self.silent(id) < self.election_timeout * ALIVE_TIMEOUTS
     }
 
-    fn is_gone(&self, id: u64, now: Instant) -> bool {
-        self.silent(id, now) >= self.options.replace_after
+    fn is_gone(&self, id: u64) -> bool {
+        self.silent(id) >= self.options.replace_after
     }
 
-    fn is_caught_up(&self, id: u64, now: Instant) -> bool {
+    fn is_caught_up(&self, id: u64) -> bool {
+        let now = self.time;
         let observed = self.watch.as_ref().and_then(|watch| watch.members.get(&id));
         let since = observed.and_then(|observed| observed.caught_up_since);
         since.is_some_and(|since| now >= since + self.election_timeout * CAUGHT_UP_TIMEOUTS)
             || planted::is(Bug::AutopilotPromotesEarly)
     }
 
-    fn report(&self, id: u64, now: Instant) -> Option<&MemberReport> {
+    fn report(&self, id: u64) -> Option<&MemberReport> {
+        let now = self.time;
         let (at, report) = self.watch.as_ref()?.members.get(&id)?.report.as_ref()?;
         is_fresh(*at, now).then_some(report)
     }
@@ -344,57 +362,58 @@ impl Autopilot {
     }
 
     /// Returns the voters other than this member that could lead immediately.
-    fn heirs<'s>(&'s self, situation: &'s Situation, now: Instant) -> impl Iterator<Item = &'s MemberFacts> {
+    fn heirs<'s>(&'s self, situation: &'s Situation) -> impl Iterator<Item = &'s MemberFacts> {
         situation.members.iter().filter(move |member| {
             !member.is_learner
                 && member.id != situation.own
                 && !member.is_corrupt
                 && member.is_replicating
-                && self.is_alive(member.id, now)
-                && self.is_caught_up(member.id, now)
-                && self.report(member.id, now).is_some_and(|report| !report.drains)
+                && self.is_alive(member.id)
+                && self.is_caught_up(member.id)
+                && self.report(member.id).is_some_and(|report| !report.drains)
         })
     }
 
     /// Returns the heir with the fastest disk, if the disk of this member is slow and that one is much faster.
-    fn faster(&self, situation: &Situation, now: Instant) -> Option<(u64, Duration, Duration)> {
+    fn faster(&self, situation: &Situation) -> Option<(u64, Duration, Duration)> {
         let own = self.sync_p99(situation.own).filter(|own| *own >= SLOW_SYNC)?;
-        let heirs = self.heirs(situation, now);
+        let heirs = self.heirs(situation);
         let fastest = heirs.filter_map(|heir| Some((self.sync_p99(heir.id)?, heir.id))).min()?;
         let is_faster = fastest.0 < SLOW_SYNC && fastest.0.saturating_mul(FASTER) <= own;
         is_faster.then_some((fastest.1, own, fastest.0))
     }
 
     /// Returns an heir in the zone with the most clients, and that zone, if the zone of this member has none.
-    fn busier_zone(&self, situation: &Situation, now: Instant) -> Option<(u64, String)> {
-        let own = self.report(situation.own, now).map(|report| report.zone.clone())?;
+    fn busier_zone(&self, situation: &Situation) -> Option<(u64, String)> {
+        let own = self.report(situation.own).map(|report| report.zone.clone())?;
         if own.is_empty() {
             return None;
         }
         let mut clients: BTreeMap<&str, u64> = BTreeMap::new();
-        for member in situation.members.iter().filter(|member| self.is_alive(member.id, now)) {
+        for member in situation.members.iter().filter(|member| self.is_alive(member.id)) {
             // A member that has not reported may be in this zone, and have clients.
-            let report = self.report(member.id, now)?;
+            let report = self.report(member.id)?;
             let clients = clients.entry(&report.zone).or_default();
             *clients = clients.saturating_add(report.clients);
         }
         if clients.get(own.as_str()).is_some_and(|clients| *clients > 0) {
             return None;
         }
-        let zone = |id: u64| self.report(id, now).map_or("", |report| report.zone.as_str());
-        let heirs = self.heirs(situation, now).filter(|heir| !zone(heir.id).is_empty());
+        let zone = |id: u64| self.report(id).map_or("", |report| report.zone.as_str());
+        let heirs = self.heirs(situation).filter(|heir| !zone(heir.id).is_empty());
         let (most, heir) = heirs
             .map(|heir| (clients.get(zone(heir.id)).copied().unwrap_or(0), heir.id))
             .max_by_key(|(clients, id)| (*clients, std::cmp::Reverse(*id)))?;
         (most > 0).then(|| (heir, zone(heir).to_owned()))
     }
 
-    fn decide(&self, situation: &Situation, now: Instant) -> Decision {
+    fn decide(&self, situation: &Situation) -> Decision {
+        let now = self.time;
         let mut decision = Decision::default();
         let Some(watch) = &self.watch else { return decision };
         let voters: Vec<&MemberFacts> =
             situation.members.iter().filter(|member| !member.is_learner).collect();
-        let answering = voters.iter().filter(|member| self.is_alive(member.id, now)).count();
+        let answering = voters.iter().filter(|member| self.is_alive(member.id)).count();
         if answering < quorum(voters.len()) {
             decision.advice.push(format!(
                 "only {answering} of {} voters answer, and {} are needed, so nothing is changed: start the others again",
@@ -403,18 +422,18 @@ impl Autopilot {
             ));
             return decision;
         }
-        let drains = self.report(situation.own, now).is_some_and(|report| report.drains);
-        let step = self.repair(situation, &voters, &mut decision.advice, now);
-        let step = step.or_else(|| self.promote(situation, &voters, &mut decision.advice, now));
+        let drains = self.report(situation.own).is_some_and(|report| report.drains);
+        let step = self.repair(situation, &voters, &mut decision.advice);
+        let step = step.or_else(|| self.promote(situation, &voters, &mut decision.advice));
         let waits = now < watch.next_step;
         let step = step.filter(|_| !waits).or_else(|| {
             // Clients are sent elsewhere at this moment, so this step does not wait for the first interval of a
             // leader.
             (drains && (!waits || !watch.stepped))
-                .then(|| self.leave_draining(situation, &mut decision.advice, now))
+                .then(|| self.leave_draining(situation, &mut decision.advice))
                 .flatten()
         });
-        let step = step.or_else(|| if waits { None } else { self.move_leader(situation, now) });
+        let step = step.or_else(|| if waits { None } else { self.move_leader(situation) });
         decision.step = step.filter(|_| !situation.is_changing && !watch.is_open);
         decision
     }
@@ -425,18 +444,17 @@ impl Autopilot {
         situation: &Situation,
         voters: &[&MemberFacts],
         advice: &mut Vec<String>,
-        now: Instant,
     ) -> Option<(Step, String)> {
         if let Some(id) = situation.removed_corrupt {
             let why = "the member that the CORRUPT alarm names is no longer in the cluster";
             return Some((Step::Disarm(id), why.to_owned()));
         }
         let mut step = None;
-        for (voter, fault) in self.bad_voters(situation, voters, advice, now) {
-            let next = self.replace(voter, &fault, situation, voters, advice, now);
+        for (voter, fault) in self.bad_voters(situation, voters, advice) {
+            let next = self.replace(voter, &fault, situation, voters, advice);
             step = step.or(next);
         }
-        step.or_else(|| self.bad_learner(situation, advice, now))
+        step.or_else(|| self.bad_learner(situation, advice))
     }
 
     /// Returns the voters to be replaced, each with a clause that says why: first those that the CORRUPT alarm
@@ -446,11 +464,10 @@ impl Autopilot {
         situation: &Situation,
         voters: &[&'s MemberFacts],
         advice: &mut Vec<String>,
-        now: Instant,
     ) -> Vec<(&'s MemberFacts, String)> {
         let mut bad = Vec::new();
         let corrupt: Vec<&MemberFacts> = voters.iter().copied().filter(|voter| voter.is_corrupt).collect();
-        let sound = voters.iter().filter(|voter| !voter.is_corrupt && self.is_alive(voter.id, now)).count();
+        let sound = voters.iter().filter(|voter| !voter.is_corrupt && self.is_alive(voter.id)).count();
         if corrupt.iter().any(|voter| voter.id == situation.own) {
             advice.push(
                 "the CORRUPT alarm names this leader: another member has to take over first".to_owned(),
@@ -467,8 +484,8 @@ impl Autopilot {
             bad.extend(corrupt.into_iter().map(|voter| (voter, fault.to_owned())));
         }
         let mut gone: Vec<&MemberFacts> =
-            voters.iter().copied().filter(|voter| !voter.is_corrupt && self.is_gone(voter.id, now)).collect();
-        gone.sort_by_key(|voter| (std::cmp::Reverse(self.silent(voter.id, now)), voter.id));
+            voters.iter().copied().filter(|voter| !voter.is_corrupt && self.is_gone(voter.id)).collect();
+        gone.sort_by_key(|voter| (std::cmp::Reverse(self.silent(voter.id)), voter.id));
         for voter in gone {
             if voter.name.is_empty() {
                 advice.push(format!(
@@ -478,7 +495,7 @@ impl Autopilot {
                     voter.id
                 ));
             } else {
-                let silent = shown(self.silent(voter.id, now));
+                let silent = shown(self.silent(voter.id));
                 bad.push((voter, format!("has not answered for {silent}")));
             }
         }
@@ -493,10 +510,8 @@ impl Autopilot {
         situation: &Situation,
         voters: &[&MemberFacts],
         advice: &mut Vec<String>,
-        now: Instant,
     ) -> Option<(Step, String)> {
-        let others =
-            voters.iter().filter(|other| other.id != voter.id && self.is_alive(other.id, now)).count();
+        let others = voters.iter().filter(|other| other.id != voter.id && self.is_alive(other.id)).count();
         let is_even = voters.len().is_multiple_of(2) && voters.len() >= VOTERS_MIN;
         if is_even && others >= quorum(voters.len() - 1) || planted::is(Bug::AutopilotIgnoresQuorum) {
             let why = format!(
@@ -506,15 +521,15 @@ impl Autopilot {
             );
             return Some((Step::Remove(voter.id), why));
         }
-        let answering = voters.iter().filter(|other| self.is_alive(other.id, now)).count();
+        let answering = voters.iter().filter(|other| self.is_alive(other.id)).count();
         let spares = situation.members.iter().filter(|member| {
             member.is_learner
                 && !member.is_corrupt
-                && self.is_alive(member.id, now)
-                && self.report(member.id, now).is_some()
+                && self.is_alive(member.id)
+                && self.report(member.id).is_some()
         });
         let (ready, late): (Vec<&MemberFacts>, Vec<&MemberFacts>) =
-            spares.partition(|spare| self.is_caught_up(spare.id, now));
+            spares.partition(|spare| self.is_caught_up(spare.id));
         let spare = ready.into_iter().max_by_key(|spare| (spare.matched, std::cmp::Reverse(spare.id)));
         match spare {
             Some(spare) if answering + 1 >= quorum(voters.len() + 1) => {
@@ -541,26 +556,21 @@ impl Autopilot {
     }
 
     /// Returns the removal of a learner that is gone or wrong.
-    fn bad_learner(
-        &self,
-        situation: &Situation,
-        advice: &mut Vec<String>,
-        now: Instant,
-    ) -> Option<(Step, String)> {
+    fn bad_learner(&self, situation: &Situation, advice: &mut Vec<String>) -> Option<(Step, String)> {
         let mut step = None;
         for learner in situation.members.iter().filter(|member| member.is_learner) {
-            let silent = self.silent(learner.id, now);
+            let silent = self.silent(learner.id);
             if learner.is_corrupt {
                 let why = "it has other data than the voters (CORRUPT alarm), and no vote".to_owned();
                 step = step.or(Some((Step::Remove(learner.id), why)));
-            } else if self.is_gone(learner.id, now) && learner.name.is_empty() {
+            } else if self.is_gone(learner.id) && learner.name.is_empty() {
                 advice.push(format!(
                     "{} was added as a learner and never started: start it, or remove it with `mainstay ctl member remove \
                      {:x}`",
                     label(learner),
                     learner.id
                 ));
-            } else if self.is_gone(learner.id, now) {
+            } else if self.is_gone(learner.id) {
                 let why = format!("it has not answered for {}, and has no vote", shown(silent));
                 step = step.or(Some((Step::Remove(learner.id), why)));
             }
@@ -574,15 +584,14 @@ impl Autopilot {
         situation: &Situation,
         voters: &[&MemberFacts],
         advice: &mut Vec<String>,
-        now: Instant,
     ) -> Option<(Step, String)> {
-        let answering = voters.iter().filter(|voter| self.is_alive(voter.id, now)).count();
+        let answering = voters.iter().filter(|voter| self.is_alive(voter.id)).count();
         let mut step = None;
         for learner in situation.members.iter().filter(|member| member.is_learner && !member.is_corrupt) {
-            if !self.is_caught_up(learner.id, now) || !self.is_alive(learner.id, now) {
+            if !self.is_caught_up(learner.id) || !self.is_alive(learner.id) {
                 continue;
             }
-            match self.report(learner.id, now) {
+            match self.report(learner.id) {
                 Some(report) if report.is_standby => {}
                 Some(_) if answering + 1 < quorum(voters.len() + 1) => advice.push(format!(
                     "{} has caught up, and too few voters answer for one more: start the others again",
@@ -604,13 +613,8 @@ impl Autopilot {
     }
 
     /// Returns the move of leadership away from this member, which drains.
-    fn leave_draining(
-        &self,
-        situation: &Situation,
-        advice: &mut Vec<String>,
-        now: Instant,
-    ) -> Option<(Step, String)> {
-        let heir = self.heirs(situation, now).max_by_key(|heir| (heir.matched, std::cmp::Reverse(heir.id)));
+    fn leave_draining(&self, situation: &Situation, advice: &mut Vec<String>) -> Option<(Step, String)> {
+        let heir = self.heirs(situation).max_by_key(|heir| (heir.matched, std::cmp::Reverse(heir.id)));
         match heir {
             Some(heir) => Some((Step::MoveLeader(heir.id), "the leader drains its clients".to_owned())),
             None => {
@@ -624,10 +628,11 @@ impl Autopilot {
     }
 
     /// Returns the move of leadership away from a slow disk, or from a zone without clients.
-    fn move_leader(&self, situation: &Situation, now: Instant) -> Option<(Step, String)> {
+    fn move_leader(&self, situation: &Situation) -> Option<(Step, String)> {
+        let now = self.time;
         let watch = self.watch.as_ref()?;
         if watch.slow_intervals >= SLOW_INTERVALS
-            && let Some((heir, own, other)) = self.faster(situation, now)
+            && let Some((heir, own, other)) = self.faster(situation)
         {
             let why = format!(
                 "99 of 100 syncs of the leader's disk take up to {}, those of the new leader's up to {}",
@@ -640,7 +645,7 @@ impl Autopilot {
         if now < since + self.options.interval * ZONE_INTERVALS {
             return None;
         }
-        let (heir, zone) = self.busier_zone(situation, now)?;
+        let (heir, zone) = self.busier_zone(situation)?;
         let passed = shown(now.saturating_duration_since(since));
         let why = format!("the leader's zone has had no client for {passed}, and zone {zone:?} has some");
         Some((Step::MoveLeader(heir), why))
@@ -649,7 +654,8 @@ impl Autopilot {
     /// Records a step that is carried out now, or, in the mode [`Mode::DryRun`], would be. `at_ms` is the time in
     /// milliseconds since 1970. Returns false if the step was recorded as the last one already, and is only
     /// decided again.
-    pub fn begin(&mut self, step: Step, why: &str, at_ms: u64, now: Instant) -> bool {
+    pub fn begin(&mut self, step: Step, why: &str, at_ms: u64) -> bool {
+        let now = self.time;
         let Some(watch) = &mut self.watch else { return false };
         watch.next_step = now + self.options.interval;
         watch.stepped = true;
@@ -692,25 +698,25 @@ impl Autopilot {
     }
 
     /// Returns the state as clients see it.
-    pub fn state(&self, situation: Option<&Situation>, now: Instant) -> AutopilotState {
+    pub fn state(&self, situation: Option<&Situation>) -> AutopilotState {
         let members = situation.map(|situation| situation.members.as_slice()).unwrap_or_default();
         let ms = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
         let states = members.iter().map(|member| MemberState {
             id: member.id,
             name: member.name.clone(),
             is_learner: member.is_learner,
-            is_standby: self.report(member.id, now).map(|report| report.is_standby),
-            silent_ms: ms(self.silent(member.id, now)),
-            is_caught_up: self.is_caught_up(member.id, now),
+            is_standby: self.report(member.id).map(|report| report.is_standby),
+            silent_ms: ms(self.silent(member.id)),
+            is_caught_up: self.is_caught_up(member.id),
             sync_p99_ms: self.sync_p99(member.id).map(ms),
-            clients: self.report(member.id, now).map(|report| report.clients),
+            clients: self.report(member.id).map(|report| report.clients),
         });
         AutopilotState {
             decides: self.watch.is_some(),
             steps: self.records.iter().cloned().collect(),
             advice: self.advice.clone(),
             members: states.collect(),
-            gone: members.iter().filter(|member| self.is_gone(member.id, now)).count() as u64,
+            gone: members.iter().filter(|member| self.is_gone(member.id)).count() as u64,
         }
     }
 }

@@ -209,7 +209,7 @@ impl Core {
             membership,
             observers: Observers::new(parts.options.observes),
             attributes,
-            autopilot: Autopilot::new(parts.shared.member.autopilot, parts.options.election_timeout),
+            autopilot: Autopilot::new(parts.shared.member.autopilot, parts.options.election_timeout, now),
             leadership: Leadership::new(advances, now),
             install: Install::default(),
             outgoing: Outgoing::default(),

@@ -34,8 +34,24 @@ pub struct Clients {
     /// Counters of the shards that serve clients. Not set while no front end serves clients, as in a simulation
     /// and during a start. Boot sets them once.
     pub shards: OnceLock<Vec<Arc<ShardCounters>>>,
-    /// Time until which all clients are sent elsewhere; `None` if they are not.
-    drains_until: Mutex<Option<Instant>>,
+    /// Until when all clients are sent elsewhere.
+    pub draining: Draining,
+}
+
+/// The time until which a member sends all its clients elsewhere; `None` if it does not.
+#[derive(Debug, Default)]
+pub struct Draining(Mutex<Option<Instant>>);
+
+impl Draining {
+    /// Sets the time.
+    pub fn set(&self, until: Option<Instant>) {
+        *self.0.lock().unwrap_or_else(PoisonError::into_inner) = until;
+    }
+
+    /// Returns true before that time.
+    pub fn is_on(&self, now: Instant) -> bool {
+        self.0.lock().unwrap_or_else(PoisonError::into_inner).is_some_and(|until| now < until)
+    }
 }
 
 impl Clients {
@@ -43,16 +59,6 @@ impl Clients {
     pub fn connections(&self) -> u64 {
         let shards = self.shards.get().map(Vec::as_slice).unwrap_or_default();
         shards.iter().map(|shard| shard.connections.load(Ordering::Relaxed) as u64).sum()
-    }
-
-    /// Records until when all clients are sent elsewhere; `None` if no longer.
-    pub fn drain_until(&self, until: Option<Instant>) {
-        *self.drains_until.lock().unwrap_or_else(PoisonError::into_inner) = until;
-    }
-
-    /// Returns true while all clients are sent elsewhere.
-    pub fn drains(&self, now: Instant) -> bool {
-        self.drains_until.lock().unwrap_or_else(PoisonError::into_inner).is_some_and(|until| now < until)
     }
 }
 
@@ -69,7 +75,7 @@ impl Default for Clients {
             zones: Default::default(),
             memory: OnceLock::new(),
             shards: OnceLock::new(),
-            drains_until: Mutex::new(None),
+            draining: Draining::default(),
         }
     }
 }

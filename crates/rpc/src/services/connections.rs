@@ -31,7 +31,7 @@ pub(super) async fn drain(call: &mut Call, message: Bytes) -> Result<Answer, Sta
     // The autopilot moves leadership away from a member that sends all its clients elsewhere.
     let now = services.shared.member.clock.now();
     let until = (drain.percent == 100).then_some(now + drain.over + drain.grace);
-    services.shared.clients.drain_until(until);
+    services.shared.clients.draining.set(until);
     services.logger.info(
         "draining client connections",
         &[

@@ -6,16 +6,17 @@ use std::convert::Infallible;
 use std::net::IpAddr;
 use std::rc::Rc;
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 use storage::values::unreadable;
 
 use accounting::{Account, Budget, Charge};
 use api::error;
 use api::etcdserverpb::alarm_request::AlarmAction;
 use api::etcdserverpb::{
-    AlarmRequest, AlarmResponse, AlarmType, DefragmentRequest, DefragmentResponse, DowngradeInfo,
-    HashKvRequest, HashKvResponse, HashRequest, HashResponse, MoveLeaderRequest, MoveLeaderResponse,
-    ObserverStatus, SnapshotRequest, SnapshotResponse, StatusRequest, StatusResponse,
+    AlarmRequest, AlarmResponse, AlarmType, AutopilotMember, AutopilotStatus, AutopilotStep,
+    DefragmentRequest, DefragmentResponse, DowngradeInfo, HashKvRequest, HashKvResponse, HashRequest,
+    HashResponse, MoveLeaderRequest, MoveLeaderResponse, ObserverStatus, SnapshotRequest, SnapshotResponse,
+    StatusRequest, StatusResponse,
 };
 use api::health::health_check_response::ServingStatus;
 use api::health::{HealthCheckRequest, HealthCheckResponse, HealthListResponse};
@@ -35,9 +36,11 @@ use super::call::Call;
 use super::choose::read_at_once;
 use super::principal::Principal;
 use super::{NO_REQUEST, Services, decode, decode_streamed, whole};
+use replica::autopilot::{MemberState, Mode, StepRecord};
 use replica::core::{ClientRequest, ReplyBody};
 use replica::long_reads::Reader;
 use replica::observing::ObserverStanding;
+use replica::shared::Shared;
 use storage::etcd_database::{EtcdDatabase, EtcdDatabaseError};
 use storage::kv_hash::KvHash;
 use storage::read_ahead::ReadAhead;
@@ -105,8 +108,49 @@ pub(super) async fn status(call: &mut Call, message: Bytes) -> Result<Answer, St
         observers: services.shared.cluster.observers().iter().map(observer_status).collect(),
         is_observer: services.shared.member.observes,
         feeder: services.shared.cluster.feeder().unwrap_or(0),
+        autopilot: autopilot_status(&services.shared),
     };
     Ok(whole(&response))
+}
+
+/// Returns the state of this member's autopilot; `None` if it is off and the member is no standby, so that the
+/// response is that of etcd.
+fn autopilot_status(shared: &Shared) -> Option<AutopilotStatus> {
+    let options = shared.member.autopilot;
+    if options.mode == Mode::Off && !options.is_standby {
+        return None;
+    }
+    let ms = |duration: Duration| u64::try_from(duration.as_millis()).unwrap_or(u64::MAX);
+    let state = shared.cluster.autopilot();
+    let step = |record: &StepRecord| AutopilotStep {
+        at_ms: record.at_ms,
+        step: record.step.kind().to_owned(),
+        member_id: record.step.member(),
+        reason: record.why.clone(),
+        outcome: record.outcome.name().to_owned(),
+        error: record.error.clone(),
+    };
+    let member = |member: &MemberState| AutopilotMember {
+        id: member.id,
+        name: member.name.clone(),
+        is_learner: member.is_learner,
+        reports: member.is_standby.is_some(),
+        standby: member.is_standby.unwrap_or(false),
+        silent_ms: member.silent_ms,
+        caught_up: member.is_caught_up,
+        sync_p99_ms: member.sync_p99_ms.unwrap_or(0),
+        clients: member.clients.unwrap_or(0),
+    };
+    Some(AutopilotStatus {
+        mode: options.mode.name().to_owned(),
+        deciding: state.decides,
+        standby: options.is_standby,
+        replace_after_ms: ms(options.replace_after),
+        interval_ms: ms(options.interval),
+        steps: state.steps.iter().map(step).collect(),
+        advice: state.advice.clone(),
+        members: state.members.iter().map(member).collect(),
+    })
 }
 
 fn observer_status(standing: &ObserverStanding) -> ObserverStatus {

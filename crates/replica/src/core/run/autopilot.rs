@@ -20,8 +20,8 @@ const CORRUPT: i32 = AlarmType::Corrupt as i32;
 
 impl Core {
     /// Takes what the members report about themselves.
-    pub(super) fn take_reports(&mut self, reports: Vec<(u64, Option<MemberReport>)>, now: Instant) {
-        self.autopilot.reported(reports, now);
+    pub(super) fn take_reports(&mut self, reports: Vec<(u64, Option<MemberReport>)>) {
+        self.autopilot.reported(reports);
     }
 
     /// Lets the autopilot decide, if this member leads, and carries out the step. Called at every tick.
@@ -44,7 +44,7 @@ impl Core {
         }
         let said = self.shared.cluster.autopilot();
         if !leads {
-            return self.shared.cluster.autopilot_is(self.autopilot.state(None, now));
+            return self.shared.cluster.autopilot_is(self.autopilot.state(None));
         }
         let situation = self.situation();
         // A move of leadership that has failed leaves this member the leader.
@@ -53,7 +53,7 @@ impl Core {
         {
             self.autopilot_ended(Err(api::error::LEADER_TRANSFER_TIMEOUT));
         }
-        let Decision { step, advice } = self.autopilot.look(&situation, now);
+        let Decision { step, advice } = self.autopilot.look(&situation);
         // Durations in a sentence change with each look, so a sentence is new if none before began like it.
         let head = |text: &str| text.split(" for ").next().unwrap_or_default().to_owned();
         let known: Vec<String> = said.advice.iter().map(|text| head(text)).collect();
@@ -63,7 +63,7 @@ impl Core {
         if let Some((step, why)) = step {
             self.take_step(step, &why, now);
         }
-        self.shared.cluster.autopilot_is(self.autopilot.state(Some(&situation), now));
+        self.shared.cluster.autopilot_is(self.autopilot.state(Some(&situation)));
     }
 
     /// Returns the facts from which the autopilot decides.
@@ -100,7 +100,7 @@ impl Core {
     fn take_step(&mut self, step: Step, why: &str, now: Instant) {
         let wall = self.shared.member.clock.wall().duration_since(UNIX_EPOCH).unwrap_or_default();
         let at_ms = u64::try_from(wall.as_millis()).unwrap_or(u64::MAX);
-        if !self.autopilot.begin(step, why, at_ms, now) {
+        if !self.autopilot.begin(step, why, at_ms) {
             return;
         }
         let is_dry = self.autopilot.mode() == Mode::DryRun;
