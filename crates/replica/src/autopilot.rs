@@ -231,7 +231,9 @@ pub struct MemberState {
 pub struct AutopilotState {
     /// True if this member's autopilot decides: it leads, and the mode is not [`Mode::Off`].
     pub decides: bool,
-    /// The last steps of this member's autopilot, oldest first; at most [`STEPS_MAX`].
+    /// Number of steps that this member's autopilot has recorded since the start.
+    pub taken: u64,
+    /// The last of these steps, oldest first; at most [`STEPS_MAX`].
     pub steps: Vec<StepRecord>,
     /// Sentences that say what the autopilot does not do, why, and what a person should do.
     pub advice: Vec<String>,

@@ -45,6 +45,7 @@ use crate::options::{check_options, storage_options};
 use clock::{Clock, HandClock};
 use config::Config;
 use consistency::monitor::{self, LeaderChecks};
+use replica::autopilot::AutopilotState;
 use replica::core::{ControlRequest, Core, CoreRequest, Fatal, StorageRequest};
 use replica::credentials::{CredentialOptions, Credentials};
 use replica::observing::REGISTRATION_INTERVAL;
@@ -321,6 +322,11 @@ impl Stepped {
         let (patience, wanted) = self.core.before_sleep();
         self.due = self.clock.now() + patience;
         self.shared.core.inbox.fall_asleep(wanted);
+    }
+
+    /// Returns the state of this member's autopilot.
+    pub fn autopilot(&self) -> Arc<AutopilotState> {
+        self.shared.cluster.autopilot()
     }
 
     /// Runs one turn (one iteration of the main loop) of the core, which handles everything that is queued

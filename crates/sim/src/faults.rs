@@ -106,7 +106,8 @@ impl World {
             | Fault::Tight
             | Fault::Quota
             | Fault::Etcd
-            | Fault::Observers => {}
+            | Fault::Observers
+            | Fault::Autopilot => {}
         }
     }
 
@@ -123,6 +124,10 @@ impl World {
             if self.profile.fails(staged) && self.dice.faults.one_in(4) {
                 kind = staged;
             }
+        }
+        if self.profile.fails(Fault::Autopilot) && self.dice.faults.one_in(4) {
+            // A disk is lost only while all members are there, so it is tried more often.
+            kind = Fault::DiskLost;
         }
         for lie in [Fault::LostWrite, Fault::Misdirected] {
             // Most faults of these kinds have no effect, so they are chosen more often.
@@ -241,6 +246,9 @@ impl World {
                 self.places[at].starts_at = None;
                 self.start_after(at, delay);
             }
+        }
+        if self.profile.fails(Fault::Autopilot) && self.dice.faults.one_in(2) {
+            return self.lose_one_for_good();
         }
         let whole = self.places_of_members().count() == self.profile.members
             && self.places_of_members().all(|place| !place.retired);

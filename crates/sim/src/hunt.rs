@@ -40,6 +40,9 @@ const OF_OBSERVERS: &[Bug] = &[
     Bug::ObserverRaisesAlarm,
     Bug::StalenessFromAnswer,
 ];
+/// Bugs that only worlds with autopilots have.
+const OF_AUTOPILOTS: &[Bug] =
+    &[Bug::AutopilotIgnoresQuorum, Bug::AutopilotPromotesEarly, Bug::AutopilotForgetsAnswers];
 /// Default number of seeds for each bug of the smoke run.
 const SMOKE_BUDGET: u64 = 300;
 
@@ -64,6 +67,9 @@ fn hunt(bugs: &[Bug], budget: u64, arguments: &Arguments) -> ExitCode {
         planted.bug = Some(bug);
         if OF_OBSERVERS.contains(&bug) {
             planted.options.with_faults.push(Fault::Observers);
+        }
+        if OF_AUTOPILOTS.contains(&bug) {
+            planted.options.with_faults.push(Fault::Autopilot);
         }
         let process_pool =
             match ProcessPool::start(&planted.words(), arguments.from, arguments.jobs, Some(budget), true) {

@@ -18,6 +18,7 @@
 
 #![forbid(unsafe_code)]
 
+mod autopilot;
 pub mod checks;
 mod clients;
 mod faults;

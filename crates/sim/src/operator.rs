@@ -47,15 +47,24 @@ impl Operator {
         self.removing.contains(&id)
     }
 
+    /// Records that an autopilot has removed this member.
+    pub fn removed_by_autopilot(&mut self, id: u64) {
+        self.removing.insert(id);
+    }
+
     /// Makes the operator list the members before its next action.
     pub fn look_again(&mut self) {
         self.fresh = false;
     }
 
-    /// Returns true if the last member list is up to date and has all wanted voters and no learner, and no
-    /// addition is pending.
-    pub fn is_whole(&self) -> bool {
+    /// Returns true if the last member list is up to date and has all wanted voters, and no addition is pending.
+    /// Learners are allowed only if `with_learners` is true.
+    pub fn is_whole(&self, with_learners: bool) -> bool {
         let voters = self.listed.iter().filter(|member| !member.learner).count();
-        self.fresh && voters >= self.voters_wanted && voters == self.listed.len() && self.adding.is_empty()
+        let has_learners = voters != self.listed.len();
+        self.fresh
+            && voters >= self.voters_wanted
+            && (with_learners || !has_learners)
+            && self.adding.is_empty()
     }
 }

@@ -92,6 +92,7 @@ impl World {
         args.push(format!("--strict-reconfig-check={}", flags.strict));
         args.push(format!("--initial-election-tick-advance={}", flags.advance));
         args.push("--compact-hash-check-time=5s".to_owned());
+        args.extend(self.autopilot_flags(at, flags.election));
         if at < self.profile.members {
             args.push(format!("--initial-cluster={}", cluster.join(",")));
         } else {
@@ -459,6 +460,9 @@ impl World {
             self.look_at_observers(at, &probe);
         }
         self.look_at_freshness(at);
+        if self.profile.fails(Fault::Autopilot) {
+            self.look_at_autopilot(at);
+        }
         let Some(process) = &self.places[at].process else { return };
         let standing = Standing {
             id: probe.id,

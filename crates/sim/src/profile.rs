@@ -113,6 +113,8 @@ kinds! {
         Wall = "wall-clock";
         /// One or two observers follow the cluster, and serve clients. All faults happen at them, too.
         Observers = "observers";
+        /// Members run the autopilot, the operator leaves the membership to it, and members are lost for good.
+        Autopilot = "autopilot";
     }
 }
 
@@ -197,7 +199,12 @@ const WITH_OWN_DICE: &[(Fault, u64)] = &[
     (Fault::Misdirected, 5),
     (Fault::Wall, 4),
     (Fault::Observers, 3),
+    (Fault::Autopilot, 6),
 ];
+/// Faults that need an operator who removes members, or members that run etcd, so that no world with autopilots
+/// has them.
+const WITHOUT_AUTOPILOT: &[Fault] =
+    &[Fault::Shrink, Fault::NoHeir, Fault::Farewell, Fault::Tight, Fault::Etcd];
 /// Faults that need a specially arranged world (see [`Profile::arrange`]). The number n with a fault means
 /// that one seed in n has the fault, independent of its other faults.
 const STAGED: &[(Fault, u64)] = &[
@@ -353,6 +360,10 @@ impl Profile {
             let staged = stage.one_in(*times);
             faults = if staged { faults.with(*fault as u8) } else { faults.without(*fault as u8) };
         }
+        let staged = [Fault::Shrink, Fault::NoHeir, Fault::Farewell];
+        if staged.iter().any(|fault| faults.has(*fault as u8)) {
+            faults = faults.without(Fault::Autopilot as u8);
+        }
         for fault in HELD_BACK {
             faults = faults.without(*fault as u8);
         }
@@ -433,6 +444,15 @@ impl Profile {
     pub fn arrange(&mut self) {
         let mut rng = Rng::stream(self.seed, "arrangement");
         let works = |work: Work| 1 << work as u8;
+        if self.fails(Fault::Autopilot) {
+            WITHOUT_AUTOPILOT.iter().for_each(|fault| self.faults = self.faults.without(*fault as u8));
+            self.faults = self.faults.with(Fault::DiskLost as u8);
+            self.work = self.work.without(Work::Members as u8);
+            self.members = self.members.max(3);
+            // Members count as gone after five election timeouts, and are replaced in several steps.
+            self.chaos = self.chaos.max(30 * SECOND);
+            self.operator_every = 500 * MILLI;
+        }
         if self.works(Work::Users) {
             // Staged faults need clients without tokens, and faults that use up space need alarms that any
             // client may disarm. So runs with users have neither.

@@ -175,6 +175,9 @@ impl Life<'_> {
         self.wait("an answer for every client", PROGRESS_TIMEOUT, |world| {
             before.iter().all(|client| world.was_answered(*client, since))
         })?;
+        self.wait("the replacement of the members that are lost for good", CONVERGENCE_TIMEOUT, |world| {
+            world.are_lost_replaced()
+        })?;
         if self.world.is_short_of_space() {
             // The clients that were refused for lack of space have deleted keys and compacted, and the
             // operator disarms the alarm. Then a write must succeed again.

@@ -207,6 +207,8 @@ impl World {
                 *message = copy;
             }
         }
+        self.note_answers(to, sender, &messages);
+        let Some(process) = self.wake(to, 0) else { return };
         let kind = messages.first().map_or(0, |message| message.r#type() as u64);
         let count = messages.len() as u64;
         process.stepped.peering().received(&mut messages);

@@ -15,6 +15,7 @@ use bytes::Bytes;
 use oracle::History;
 use peer::{Handler as _, RequestError, SnapshotOutcome};
 
+use crate::autopilot::AutopilotChecks;
 use crate::checks::Checks;
 use crate::member::{Caller, Heard, Place, Process, Reply};
 use crate::network::{Host, Network};
@@ -213,6 +214,8 @@ pub struct Counts {
     pub entries: u64,
     /// Terms with a leader.
     pub terms: u64,
+    /// Steps of autopilots.
+    pub autopilot_steps: u64,
 }
 
 /// The world of one seed.
@@ -228,6 +231,7 @@ pub struct World {
     pub(crate) extras: Vec<oracle::Operation>,
     pub(crate) staged: Staged,
     pub(crate) operator: Operator,
+    pub(crate) autopilot: AutopilotChecks,
     pub(crate) users: Option<Users>,
     pub(crate) checks: Checks,
     pub(crate) trace: Trace,
@@ -273,6 +277,7 @@ impl World {
             extras: Vec::new(),
             staged: Staged::default(),
             operator: Operator::default(),
+            autopilot: AutopilotChecks::default(),
             users: profile.works(Work::Users).then(|| Users::new(seed)),
             checks: Checks::new(profile.members),
             trace: Trace::new(prints),

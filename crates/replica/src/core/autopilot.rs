@@ -131,6 +131,8 @@ pub(super) struct Autopilot {
     election_timeout: Duration,
     watch: Option<Watch>,
     records: VecDeque<StepRecord>,
+    /// Number of steps recorded since the start.
+    taken: u64,
     advice: Vec<String>,
     next_look: Option<Instant>,
     /// Time as the autopilot counts it: that of the clock, without the time in which this member did not run.
@@ -193,6 +195,7 @@ impl Autopilot {
             election_timeout,
             watch: None,
             records: VecDeque::new(),
+            taken: 0,
             advice: Vec::new(),
             next_look: None,
             time: now,
@@ -670,6 +673,7 @@ impl Autopilot {
         }
         let record = StepRecord { at_ms, step, why: why.to_owned(), outcome, error: String::new() };
         self.records.push_back(record);
+        self.taken += 1;
         true
     }
 
@@ -713,6 +717,7 @@ impl Autopilot {
         });
         AutopilotState {
             decides: self.watch.is_some(),
+            taken: self.taken,
             steps: self.records.iter().cloned().collect(),
             advice: self.advice.clone(),
             members: states.collect(),

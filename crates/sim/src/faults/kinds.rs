@@ -255,7 +255,7 @@ impl World {
             // After members were removed, it is not known which members a majority needs, so nothing is
             // damaged.
             && !self.profile.fails(Fault::Shrink)
-            && self.operator.is_whole()
+            && self.operator.is_whole(self.profile.fails(Fault::Autopilot))
             && self.places_of_members().all(|place| place.retired || !(place.lost || place.decayed))
             // Every member, including an added one, must have started and almost caught up.
             && self.places_of_members().filter(|place| !place.retired).all(|place| {

@@ -94,6 +94,9 @@ impl World {
 
     fn look_after(&mut self, at: Host) {
         let listed = self.operator.listed.clone();
+        if self.profile.fails(Fault::Autopilot) {
+            return self.look_after_spares(at, &listed);
+        }
         let lost = listed.iter().find(|member| self.places[member.place].lost);
         if let Some(lost) = lost {
             return self.remove(at, lost.id);
@@ -149,6 +152,16 @@ impl World {
         }
     }
 
+    /// Leaves the membership to the autopilots, and adds a learner for them when there is none.
+    fn look_after_spares(&mut self, at: Host, listed: &[Listed]) {
+        let has_spare = listed.iter().any(|member| member.learner);
+        if !has_spare && listed.len() <= self.profile.members && self.places_of_members().count() < 12 {
+            return self.add_learner(at);
+        }
+        // An addition may have been lost, or another member may be there now.
+        self.operator.fresh = !self.dice.operator.one_in(3);
+    }
+
     fn has_many_learners(&self) -> bool {
         self.profile.works(Work::Members) && self.profile.fails(Fault::Flags)
     }
@@ -179,14 +192,22 @@ impl World {
     }
 
     fn add(&mut self, at: Host) {
+        // If members have different learner limits, more of the added members are learners, so that the
+        // cluster reaches the limits.
+        let is_learner = self.dice.operator.one_in(2) || self.has_many_learners();
+        self.add_member(at, is_learner);
+    }
+
+    fn add_learner(&mut self, at: Host) {
+        self.add_member(at, true);
+    }
+
+    fn add_member(&mut self, at: Host, is_learner: bool) {
         let number = self.places.len();
         let (seed, epoch) = (self.seed, self.epoch());
         self.places.push(Place::new(seed, number, epoch));
         self.operator.adding.insert(number);
         self.operator.fresh = false;
-        // If members have different learner limits, more of the added members are learners, so that the
-        // cluster reaches the limits.
-        let is_learner = self.dice.operator.one_in(2) || self.has_many_learners();
         let message = pb::MemberAddRequest { peer_urls: vec![url(number)], is_learner }.encode_to_vec();
         self.operator_call(at, Rpc::ClusterMemberAdd, message, Doing::Add);
     }
