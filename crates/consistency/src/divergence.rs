@@ -94,6 +94,8 @@ pub struct Divergence {
     /// First entry that differs, for each member whose state differs, by member id. Members in the map were
     /// already logged.
     differing: BTreeMap<u64, Index>,
+    /// Ids of the members whose states were equal to those of this member in the last comparison.
+    agreeing: Vec<u64>,
     rounds_awaited: u32,
 }
 
@@ -105,8 +107,15 @@ impl Divergence {
             logger: Arc::clone(logger),
             through: BTreeMap::new(),
             differing: BTreeMap::new(),
+            agreeing: Vec::new(),
             rounds_awaited: 0,
         }
+    }
+
+    /// Returns the ids of the other members whose states were equal to those of this member in the last
+    /// comparison.
+    pub fn agreeing(&self) -> Vec<u64> {
+        self.agreeing.clone()
     }
 
     /// Makes one round of comparisons. May take 2 s, because the hashes may be requested twice, each time
@@ -115,6 +124,7 @@ impl Divergence {
         let members = Arc::clone(&self.shared.state.load().members);
         self.through.retain(|id, _| members.by_id.contains_key(id));
         self.differing.retain(|id, _| members.by_id.contains_key(id));
+        self.agreeing.clear();
         if members.by_id.len() < 2 {
             return;
         }
@@ -153,6 +163,7 @@ impl Divergence {
         for (id, comparison) in &verdict.compared {
             match comparison {
                 TrailComparison::Same { through } => {
+                    self.agreeing.push(*id);
                     self.through.insert(*id, *through);
                     self.differing.remove(id);
                 }

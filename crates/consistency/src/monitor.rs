@@ -145,7 +145,8 @@ impl LeaderChecks {
         if self.shared.member.autopilot.mode != Mode::Off && now >= self.next_reports {
             self.next_reports = now + REPORT_INTERVAL;
             let reports = reports_of_all(&self.shared).await;
-            self.shared.core.inbox.send(ControlRequest::Reports(reports));
+            let agreeing = self.divergence.agreeing();
+            self.shared.core.inbox.send(ControlRequest::Reports { reports, agreeing });
         }
     }
 

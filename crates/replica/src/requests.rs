@@ -307,9 +307,14 @@ pub enum ControlRequest {
     ClusterVersion(String),
     /// End the downgrade to this version, because all members run it.
     Downgraded(String),
-    /// What the members, by id, report about themselves to the autopilot; `None` for a member that has not
-    /// answered, or that has no autopilot.
-    Reports(Vec<(u64, Option<MemberReport>)>),
+    /// What the autopilot wants to know about the members.
+    Reports {
+        /// What the members, by id, report about themselves; `None` for a member that has not answered, or that
+        /// has no autopilot.
+        reports: Vec<(u64, Option<MemberReport>)>,
+        /// Ids of the other members whose states are equal to that of this member.
+        agreeing: Vec<u64>,
+    },
     /// Stop cleanly: before the end, make lease checkpoints and transfer leadership.
     Stop,
 }

@@ -10,6 +10,7 @@
 #![cfg_attr(not(feature = "full"), allow(dead_code))]
 
 mod answers;
+mod autopilot_dry_run;
 mod client;
 mod cluster;
 mod cluster_crash;
@@ -32,6 +33,8 @@ mod wal_dir;
 mod attacks;
 #[cfg(feature = "full")]
 mod auth;
+#[cfg(feature = "full")]
+mod autopilot;
 #[cfg(feature = "full")]
 mod certificates;
 #[cfg(feature = "full")]

@@ -116,6 +116,8 @@ struct Watch {
     next_step: Instant,
     stepped: bool,
     is_open: bool,
+    /// The other members whose states are equal to that of this member, and when that was found out.
+    agreeing: Option<(Instant, Vec<u64>)>,
     window_began: Instant,
     slow_intervals: u32,
     no_clients_since: Option<Instant>,
@@ -233,6 +235,7 @@ impl Autopilot {
                 next_step: now + self.options.interval,
                 stepped: false,
                 is_open: false,
+                agreeing: None,
                 window_began: now,
                 slow_intervals: 0,
                 no_clients_since: None,
@@ -247,10 +250,12 @@ impl Autopilot {
     }
 
     /// Takes what the members report about themselves; `None` if a member reports nothing. Reports of members
-    /// that are not known yet are dropped.
-    pub fn reported(&mut self, reports: Vec<(u64, Option<MemberReport>)>) {
+    /// that are not known yet are dropped. `agreeing` are the other members whose states are equal to that of this
+    /// member.
+    pub fn reported(&mut self, reports: Vec<(u64, Option<MemberReport>)>, agreeing: Vec<u64>) {
         let now = self.time;
         let Some(watch) = &mut self.watch else { return };
+        watch.agreeing = Some((now, agreeing));
         for (id, report) in reports {
             if let Some(observed) = watch.members.get_mut(&id) {
                 // A member that cannot be asked keeps what it has reported until that is too old.
@@ -358,6 +363,12 @@ impl Autopilot {
         let now = self.time;
         let (at, report) = self.watch.as_ref()?.members.get(&id)?.report.as_ref()?;
         is_fresh(*at, now).then_some(report)
+    }
+
+    /// Returns true if the state of this member is that of the leader, `own`.
+    fn agrees(&self, id: u64, own: u64) -> bool {
+        let agreeing = self.watch.as_ref().and_then(|watch| watch.agreeing.as_ref());
+        id == own || agreeing.is_some_and(|(at, agreeing)| is_fresh(*at, self.time) && agreeing.contains(&id))
     }
 
     fn sync_p99(&self, id: u64) -> Option<Duration> {
@@ -470,15 +481,17 @@ impl Autopilot {
     ) -> Vec<(&'s MemberFacts, String)> {
         let mut bad = Vec::new();
         let corrupt: Vec<&MemberFacts> = voters.iter().copied().filter(|voter| voter.is_corrupt).collect();
-        let sound = voters.iter().filter(|voter| !voter.is_corrupt && self.is_alive(voter.id)).count();
+        let sound =
+            voters.iter().filter(|voter| !voter.is_corrupt && self.agrees(voter.id, situation.own)).count();
         if corrupt.iter().any(|voter| voter.id == situation.own) {
             advice.push(
                 "the CORRUPT alarm names this leader: another member has to take over first".to_owned(),
             );
         } else if !corrupt.is_empty() && (voters.len() < 3 || sound < quorum(voters.len())) {
             advice.push(format!(
-                "the CORRUPT alarm names {} of {} voters, so no majority says which data are right: compare the members \
-                 with `mainstay ctl endpoint hashkv --cluster`",
+                "the CORRUPT alarm names {} of {} voters, and {sound} of them have the data of the leader, which is no \
+                 majority, so nobody knows which data are right: compare the members with `mainstay ctl endpoint hashkv \
+                 --cluster`",
                 corrupt.len(),
                 voters.len()
             ));

@@ -115,7 +115,7 @@ impl OutOfService {
                 | ControlRequest::DiffersFromFeeder(..)
                 | ControlRequest::ClusterVersion(_)
                 | ControlRequest::Downgraded(_)
-                | ControlRequest::Reports(_),
+                | ControlRequest::Reports { .. },
             ) => Response::Nothing,
         }
     }

@@ -171,7 +171,9 @@ impl Cluster {
             (member.id, (member.answers && member.reports).then_some(report))
         });
         let reports = reports.collect();
-        self.autopilot.reported(reports);
+        let agree = self.members.iter().filter(|member| member.answers && !member.is_corrupt);
+        let agreeing = agree.map(|member| member.id).collect();
+        self.autopilot.reported(reports, agreeing);
         let before = self.margin();
         let decision = self.autopilot.look(&self.situation());
         self.advice = decision.advice;
@@ -345,12 +347,25 @@ fn a_member_with_other_data_is_replaced_and_its_alarm_ends() {
     cluster.members.push(Simulated::standby(4));
     cluster.run(Duration::from_secs(120));
     assert_eq!(cluster.taken(), [Step::Promote(4), Step::Remove(2), Step::Disarm(2)]);
+    // The third one does not answer, so that one says this and the other that.
+    let mut cluster = Cluster::new([voters(5), vec![Simulated::standby(6)]].concat());
+    cluster.member(2).is_corrupt = true;
+    for id in [3, 4] {
+        cluster.member(id).answers = false;
+    }
+    cluster.run(Duration::from_secs(50));
+    assert_eq!(cluster.taken(), []);
+    assert!(
+        cluster.said("2 of them have the data of the leader, which is no majority"),
+        "{:?}",
+        cluster.advice
+    );
     // Two of three differ from each other: nobody knows who is right.
     let mut cluster = Cluster::new([voters(3), vec![Simulated::standby(4)]].concat());
     (cluster.member(2).is_corrupt, cluster.member(3).is_corrupt) = (true, true);
     cluster.run(Duration::from_secs(300));
     assert_eq!(cluster.taken(), []);
-    assert!(cluster.said("no majority says which data are right"), "{:?}", cluster.advice);
+    assert!(cluster.said("nobody knows which data are right"), "{:?}", cluster.advice);
 }
 
 #[test]
@@ -441,7 +456,7 @@ fn a_dry_run_tells_each_step_once_and_counts_as_no_change() {
         }
         if dry.is_due(Some(Term(1)), cluster.now) {
             let report = MemberReport { is_standby: true, ..MemberReport::default() };
-            dry.reported(vec![(4, Some(report))]);
+            dry.reported(vec![(4, Some(report))], Vec::new());
             if let Some((step, why)) = dry.look(&cluster.situation()).step
                 && dry.begin(step, &why, 0)
             {

@@ -10,7 +10,7 @@ use numbers::{Index, MemberId};
 use telemetry::logging::Value;
 
 use super::Core;
-use crate::autopilot::{MemberReport, Mode, Step, StepOutcome};
+use crate::autopilot::{Mode, Step, StepOutcome};
 use crate::core::MemberChange;
 use crate::core::autopilot::{Decision, MemberFacts, Situation};
 use crate::core::proposals::Waiter;
@@ -19,11 +19,6 @@ use crate::core::room::Purpose;
 const CORRUPT: i32 = AlarmType::Corrupt as i32;
 
 impl Core {
-    /// Takes what the members report about themselves.
-    pub(super) fn take_reports(&mut self, reports: Vec<(u64, Option<MemberReport>)>) {
-        self.autopilot.reported(reports);
-    }
-
     /// Lets the autopilot decide, if this member leads, and carries out the step. Called at every tick.
     pub(super) fn look_at_autopilot(&mut self, now: Instant) {
         if self.autopilot.mode() == Mode::Off {
@@ -36,7 +31,12 @@ impl Core {
         if !leads && let Some(step) = self.autopilot.open_step() {
             // A move of leadership has succeeded then. Of a proposal this member does not know yet whether it
             // becomes part of the log; the next leader looks at the members themselves.
-            let moved = matches!(step, Step::MoveLeader(_)) && raft_status.leader == MemberId(step.member());
+            let moves = matches!(step, Step::MoveLeader(_));
+            if moves && raft_status.leader == MemberId::NONE {
+                // The next tick knows more.
+                return;
+            }
+            let moved = moves && raft_status.leader == MemberId(step.member());
             self.autopilot_ended(if moved { Ok(()) } else { Err(api::error::NOT_LEADER) });
         }
         if !self.autopilot.is_due(leads.then_some(raft_status.term), now) {
