@@ -222,7 +222,7 @@ OTHERS_FLAGS = {"--no-ttl": "etcdctl migrate of 3.4", "--example": "cargo"}
 OLD = {"ctl": {"migrate"}, "ctl snapshot": {"restore"}}
 # Flags and commands that completion does not offer, since etcd's help texts do not have them.
 HIDDEN = {"ctl": {"--zone"}}
-HIDDEN_COMMANDS = ["ctl connections", "ctl observer"]
+HIDDEN_COMMANDS = ["ctl autopilot", "ctl connections", "ctl observer"]
 
 
 class Names:

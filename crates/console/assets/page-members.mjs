@@ -1,6 +1,7 @@
 // Members: add, promote, move the leadership, remove. Each question says what quorum is left before anything is done.
 
 import { explain, getText } from './api.mjs';
+import { AutopilotSection } from './autopilot.mjs';
 import { cluster, FAST_MS, hexId } from './cluster.mjs';
 import { announce, ask, field, mistake } from './dialog.mjs';
 import { h, setText } from './dom.mjs';
@@ -52,6 +53,7 @@ class MembersPage {
     this.problem = h('p', { class: 'problem', role: 'alert' });
     this.quorum = h('p', { role: 'status' });
     this.table = this.makeTable();
+    this.autopilot = new AutopilotSection();
     this.health = new Table({
       caption: t('checks'),
       keyOf: (row) => row.id,
@@ -65,7 +67,7 @@ class MembersPage {
     });
     place.append(
       h('div', { class: 'line-up apart' }, this.quorum, h('button', { type: 'button', onclick: () => this.add() }, t('addMember'))),
-      this.problem, this.table.element,
+      this.problem, this.table.element, this.autopilot.element,
       h('section', { 'aria-labelledby': 'checks-title' }, h('div', { class: 'line-up apart' }, h('h2', { id: 'checks-title' }, t('checks')), h('button', { type: 'button', class: 'quiet', onclick: () => this.check() }, t('checkNow'))), this.health.element));
     this.check();
   }
@@ -140,6 +142,7 @@ class MembersPage {
   update() {
     if (!this.list) return;
     this.table.update(this.list);
+    this.autopilot.update(cluster.members);
     setText(this.quorum, quorumText(votes(this.states())));
   }
 

@@ -4,6 +4,7 @@
 #[rustfmt::skip] // One row per file.
 pub(crate) const FILES: &[(&str, &[u8])] = &[
     ("api.mjs", include_bytes!("../assets/api.mjs")),
+    ("autopilot.mjs", include_bytes!("../assets/autopilot.mjs")),
     ("bytes.mjs", include_bytes!("../assets/bytes.mjs")),
     ("chart.mjs", include_bytes!("../assets/chart.mjs")),
     ("cluster.mjs", include_bytes!("../assets/cluster.mjs")),

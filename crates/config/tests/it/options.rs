@@ -7,8 +7,8 @@ use std::time::Duration;
 use mainstay_config::flag::{Group, Kind, Status};
 use mainstay_config::table::{FLAGS, OLD_SPELLINGS, Successor, find_flag};
 use mainstay_config::{
-    AutoCompaction, Config, Discovery, InitialClusterState, Invocation, MetricsDetail, Parsed, Refusal,
-    flag_help, flags_page, parse, usage, version_text,
+    AutoCompaction, AutopilotMode, AutopilotSettings, Config, Discovery, InitialClusterState, Invocation,
+    MetricsDetail, Parsed, Refusal, flag_help, flags_page, parse, usage, version_text,
 };
 use mainstay_config::{Format, Level, LogOutput};
 
@@ -225,6 +225,15 @@ fn refusals_are_as_expected() {
         --experimental-initial-corrupt-check --feature-gates=InitialCorruptCheck=true
         --experimental-warning-apply-duration=x
         ETCD_ADVERTISE_CLIENT_URL=http://a:1 --listen-client-urls=http://127.0.0.1:1
+        --autopilot=yes
+        --autopilot=on --autopilot-replace-after=4s
+        --autopilot=on --autopilot-replace-after=20s --election-timeout=5000
+        --autopilot-replace-after=-1s
+        --autopilot-interval=999ms
+        --autopilot-interval=61m
+        --standby
+        --feed=http://a:1 --autopilot=on
+        --feed=http://a:1 --standby
         --zone-member-list=only
         --zone-networks=a=10.0.0.0/33 --zone-member-list=only
         gateway start
@@ -310,6 +319,24 @@ fn an_observer_uses_its_feeders_in_the_order_in_which_they_are_named() {
 }
 
 #[test]
+fn the_autopilot_is_off_unless_asked_for() {
+    let minutes = |minutes: u64| Duration::from_secs(60 * minutes);
+    let settings = config("").autopilot;
+    assert_eq!((settings.mode, settings.is_standby), (AutopilotMode::Off, false));
+    assert_eq!((settings.replace_after, settings.interval), (minutes(10), Duration::from_secs(30)));
+    assert_eq!(config("--autopilot=dry-run").autopilot.mode, AutopilotMode::DryRun);
+    let flags = "--autopilot=on --autopilot-replace-after=5s --autopilot-interval=1h --standby \
+                 --initial-cluster-state=existing";
+    let expected = AutopilotSettings {
+        mode: AutopilotMode::On,
+        replace_after: Duration::from_secs(5),
+        interval: minutes(60),
+        is_standby: true,
+    };
+    assert_eq!(config(flags).autopilot, expected);
+}
+
+#[test]
 fn a_cluster_may_be_found_by_records_or_a_service() {
     let srv = config("--name=a --data-dir=/d --discovery-srv=example.com --discovery-srv-name=blue");
     let expected = Discovery::Srv { domain: "example.com".to_owned(), name: "blue".to_owned() };
@@ -386,6 +413,10 @@ fn the_table_has_every_flag_of_etcd_with_its_group_and_default() {
                 flag.name,
                 "zone"
                     | "feed"
+                    | "autopilot"
+                    | "autopilot-replace-after"
+                    | "autopilot-interval"
+                    | "standby"
                     | "zone-networks"
                     | "zone-member-list"
                     | "value-compression"
