@@ -308,6 +308,21 @@ const ROWS: &[(&str, &[Written])] = &[
                 ],
             ),
             chart(
+                "Autopilot",
+                "short",
+                "Steps of the leader's autopilot by kind and outcome, members that are gone, and what it leaves to a person; whether it is on at a member (1 dry run, 2 on), and decides there.",
+                &[
+                    (
+                        "increase(mainstay_autopilot_steps_total{#}[$__rate_interval])",
+                        "{{instance}} {{step}} {{outcome}}",
+                    ),
+                    ("mainstay_autopilot_members_gone{#}", "{{instance}} gone"),
+                    ("mainstay_autopilot_advice{#}", "{{instance}} advice"),
+                    ("mainstay_autopilot_mode{#}", "{{instance}} mode"),
+                    ("mainstay_autopilot_deciding{#}", "{{instance}} decides"),
+                ],
+            ),
+            chart(
                 "Between zones",
                 "Bps",
                 "Bytes between zones: those that nodes send to members and observers, and those between nodes and clients.",
