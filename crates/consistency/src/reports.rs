@@ -1,4 +1,4 @@
-//! Asks all members what they report about themselves, for the autopilot of the leader.
+//! Makes the report of this member for the autopilot of the leader, and asks all members for theirs.
 
 use std::time::Duration;
 
@@ -11,6 +11,22 @@ use crate::comparison::{CLUSTER_ID, ask_others, cluster_id};
 
 /// Time limit for the responses of the other members.
 const TIMEOUT: Duration = Duration::from_secs(1);
+
+/// Returns the report of this member.
+pub fn own_report(shared: &Shared) -> MemberReport {
+    let member = &shared.member;
+    MemberReport {
+        is_standby: member.autopilot.is_standby,
+        drains: shared.clients.draining.is_on(member.clock.now()),
+        zone: member.zone.clone(),
+        clients: shared.clients.connections(),
+        // Durations of syncs are those of the real clock, so a member whose time is virtual has none.
+        syncs: match member.threads {
+            true => shared.data.values.figures().fsyncs.buckets().to_vec(),
+            false => Vec::new(),
+        },
+    }
+}
 
 /// Requests the reports of all other members, in parallel, and adds that of this member. A member without a valid
 /// report has `None`, for example one that runs etcd. May take 1 s.
@@ -25,6 +41,6 @@ pub async fn reports_of_all(shared: &Shared) -> Vec<(u64, Option<MemberReport>)>
             (id, response.and_then(|response| MemberReport::from_json(response.body())))
         })
         .collect();
-    reports.push((shared.member.identity.member_id, Some(MemberReport::own(shared))));
+    reports.push((shared.member.identity.member_id, Some(own_report(shared))));
     reports
 }

@@ -7,8 +7,6 @@ use std::time::Duration;
 
 use serde_json::{Value, json};
 
-use crate::shared::Shared;
-
 /// Path at which a member reports about itself to the leader's autopilot (GET on its peer URLs).
 pub const AUTOPILOT: &str = "/mainstay/autopilot";
 /// Interval at which the leader asks the members for their reports.
@@ -84,22 +82,6 @@ pub struct MemberReport {
 }
 
 impl MemberReport {
-    /// Returns the report of this member.
-    pub fn own(shared: &Shared) -> MemberReport {
-        let member = &shared.member;
-        MemberReport {
-            is_standby: member.autopilot.is_standby,
-            drains: shared.clients.draining.is_on(member.clock.now()),
-            zone: member.zone.clone(),
-            clients: shared.clients.connections(),
-            // Durations of syncs are those of the real clock, so a member whose time is virtual has none.
-            syncs: match member.threads {
-                true => shared.data.values.figures().fsyncs.buckets().to_vec(),
-                false => Vec::new(),
-            },
-        }
-    }
-
     /// Returns the report as JSON.
     pub fn to_json(&self) -> String {
         json!({

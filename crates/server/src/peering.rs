@@ -28,8 +28,9 @@ use serde_json::json;
 
 use answers::{JSON, PLAIN, answer, refused};
 use consistency::comparison::OTHER_CLUSTER;
+use consistency::reports::own_report;
 use observers::PassedOn;
-use replica::autopilot::{AUTOPILOT, MemberReport};
+use replica::autopilot::AUTOPILOT;
 use replica::core::{
     ChangeAttempt, ClientRequest, LISTED_AT_ONCE, LeaseDetail, MemberChange, PeerRequest, ReplyBody,
 };
@@ -318,7 +319,7 @@ async fn route(peering: Peering, request: Request<Bytes>) -> Response<Bytes> {
         (&Method::GET, AUTOPILOT) if !hashes::is_of_this(&shared, &request) => {
             refused(StatusCode::PRECONDITION_FAILED, OTHER_CLUSTER)
         }
-        (&Method::GET, AUTOPILOT) => answer(StatusCode::OK, JSON, MemberReport::own(&shared).to_json()),
+        (&Method::GET, AUTOPILOT) => answer(StatusCode::OK, JSON, own_report(&shared).to_json()),
         (_, AUTOPILOT) => not_allowed("GET"),
         (&Method::GET, ticket_sharing::PATH) => ticket_sharing::answer(&shared, tickets.get(), &request),
         (&Method::GET, SNAPSHOT) => held(&receiver, &request).await,

@@ -29,6 +29,7 @@ const SMOKE: &[Bug] = &[
     Bug::SecondBranchUngated,
     Bug::UnappliedFed,
     Bug::ObserverReadWithoutRound,
+    Bug::AutopilotIgnoresQuorum,
 ];
 /// Bugs that only worlds with observers have. They are hunted in such worlds only.
 const OF_OBSERVERS: &[Bug] = &[

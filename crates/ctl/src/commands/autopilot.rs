@@ -73,7 +73,7 @@ async fn status(call: &Call) -> Result<(), Failure> {
         }
     }
     if differ(&nodes) {
-        call.warn("Members have different values of --autopilot flags: those of the leader count".to_owned());
+        call.warn("Members have different values of --autopilot flags: those of the leader count");
     }
     call.show(&Answer::Autopilot(&nodes))?;
     if failed { Err(Failure::said(Failure::ERROR)) } else { Ok(()) }
