@@ -165,7 +165,8 @@ pub enum Event {
         /// Entries from `fetch.first` on, without a gap; none if they could not be read.
         entries: Vec<Entry>,
     },
-    /// Begin to feed this observer. If it is fed already, it has started again: forget what its log had.
+    /// Begin to feed this observer. If it is fed already, it has started again: forget what its log had. A witness
+    /// feeds nobody.
     ObserverAdded(MemberId),
     /// Stop feeding this observer.
     ObserverRemoved(MemberId),

@@ -33,6 +33,10 @@ pub struct State {
 pub const WITNESS: u64 = 50;
 
 impl State {
+    fn data_voters(&self) -> usize {
+        self.voters.iter().filter(|id| **id != WITNESS).count()
+    }
+
     /// Applies a conf change like etcd's member list; `None` if the list refuses it, or if too few voters
     /// would be left.
     fn change(&mut self, change: ConfChange, voters_min: usize) -> Option<ConfChange> {
@@ -49,7 +53,9 @@ impl State {
             ConfChangeKind::AddLearner => {
                 self.learners.insert(id);
             }
-            ConfChangeKind::Remove if self.voters.len() <= voters_min && self.voters.contains(&id) => {
+            ConfChangeKind::Remove
+                if self.voters.contains(&id) && id != WITNESS && self.data_voters() <= voters_min =>
+            {
                 return None;
             }
             ConfChangeKind::Remove => {
