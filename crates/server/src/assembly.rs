@@ -103,6 +103,7 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
         api_version: config.api_version,
         zone: config.zone.clone(),
         observes: config.observer.is_some(),
+        is_witness: config.is_witness,
         limits: limits(&config),
         began: clock.now(),
         clock,

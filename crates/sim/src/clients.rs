@@ -114,7 +114,8 @@ impl World {
 
 impl World {
     pub(crate) fn running(&self) -> Vec<Host> {
-        self.places.iter().filter(|place| place.process.is_some()).map(|place| place.number).collect()
+        let runs = self.places.iter().filter(|place| place.process.is_some()).map(|place| place.number);
+        runs.filter(|at| Some(*at) != self.profile.witness()).collect()
     }
 
     pub(crate) fn client_next(&mut self, number: usize) {
@@ -124,6 +125,7 @@ impl World {
             .iter()
             .filter(|place| !place.retired && place.lives > 0)
             .map(|place| place.number)
+            .filter(|at| Some(*at) != self.profile.witness())
             .collect();
         let running = self.running();
         let desk = &mut self.desks[number];
@@ -391,7 +393,13 @@ impl World {
             place.process.as_ref().is_some_and(|process| process.stepped.is_ready() && !process.stopping)
                 && self.network.connects(CLIENTS, place.number)
         };
-        let ready: Vec<Host> = self.places.iter().filter(ready).map(|place| place.number).collect();
+        let ready: Vec<Host> = self
+            .places
+            .iter()
+            .filter(ready)
+            .map(|place| place.number)
+            .filter(|at| Some(*at) != self.profile.witness())
+            .collect();
         if ready.is_empty() {
             self.schedule.after(200 * MILLI, Event::WatchConnect(number));
             return;

@@ -12,8 +12,10 @@ use raft::{GetEntriesContext, StateRole};
 use super::{APPEND_BYTES_MAX, Node};
 use crate::witness::Moment;
 
-/// Field numbers in `InternalRaftRequest` of the requests that concern the membership: the cluster version,
-/// attributes of a member, and a downgrade.
+/// Field number in `InternalRaftRequest` of an alarm, which concerns a member.
+const ALARM: u32 = 10;
+/// Field numbers of the requests that concern the membership: the cluster version, attributes of a member, and a
+/// downgrade.
 const OF_MEMBERS: std::ops::RangeInclusive<u32> = 1300..=1302;
 
 /// Entries that raft has made for the witness and that it may not have yet. They are without a gap, and all in
@@ -213,11 +215,11 @@ fn strip(message: &mut eraftpb::Message) {
 }
 
 /// Returns true if the payload of an entry changes what a witness knows: the cluster version, the attributes of
-/// members, or a downgrade. A payload that cannot be decoded changes nothing on any member.
+/// members, their alarms, or a downgrade. A payload that cannot be decoded changes nothing on any member.
 fn concerns_members(mut data: &[u8]) -> bool {
     while !data.is_empty() {
         let Ok((field, wire)) = decode_key(&mut data) else { return false };
-        if OF_MEMBERS.contains(&field) {
+        if field == ALARM || OF_MEMBERS.contains(&field) {
             return true;
         }
         if skip_field(wire, field, &mut data, DecodeContext::default()).is_err() {
@@ -243,6 +245,8 @@ mod tests {
         assert!(!kept(InternalRaftRequest { header: header.clone(), put, ..Default::default() }));
         let ver = Some(ClusterVersionSetRequest { ver: "3.7.0".into() });
         assert!(kept(InternalRaftRequest { header, cluster_version_set: ver, ..Default::default() }));
+        let alarm = Some(api::etcdserverpb::AlarmRequest { alarm: 1, ..Default::default() });
+        assert!(kept(InternalRaftRequest { alarm, ..Default::default() }));
         let set = Some(DowngradeInfoSetRequest::default());
         assert!(kept(InternalRaftRequest { downgrade_info_set: set, ..Default::default() }));
         assert!(!concerns_members(b"") && !concerns_members(&[0xff; 20]) && !concerns_members(&[0x0a, 0xff]));

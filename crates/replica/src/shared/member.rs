@@ -17,6 +17,8 @@ pub struct Member {
     pub zone: String,
     /// True if this is an observer and no member of the cluster.
     pub observes: bool,
+    /// True if this member is a witness: it votes, keeps no keys and never leads.
+    pub is_witness: bool,
     /// Limits and intervals for requests.
     pub limits: Limits,
     /// The member's clock.
@@ -37,6 +39,7 @@ impl Member {
             api_version: api::API_VERSION,
             zone: String::new(),
             observes: false,
+            is_witness: false,
             limits,
             began: clock.now(),
             clock,

@@ -105,6 +105,8 @@ pub(super) async fn status(call: &mut Call, message: Bytes) -> Result<Answer, St
         observers: services.shared.cluster.observers().iter().map(observer_status).collect(),
         is_observer: services.shared.member.observes,
         feeder: services.shared.cluster.feeder().unwrap_or(0),
+        is_witness: services.shared.member.is_witness,
+        witness_counts: services.shared.cluster.counts_witness(),
     };
     Ok(whole(&response))
 }

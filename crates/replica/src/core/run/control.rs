@@ -180,6 +180,7 @@ impl Core {
         self.outgoing.look(now);
         self.propose_attributes(now);
         self.look_at_observers(now)?;
+        self.look_at_witness(now);
         if self.leads_now() {
             self.leases.others_are(self.node.others());
         }
