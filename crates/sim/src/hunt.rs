@@ -50,6 +50,9 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     hunt(&bugs, arguments.seeds.unwrap_or(BUDGET), arguments)
 }
 
+/// Bugs that show only beside a witness.
+const OF_WITNESSES: &[Bug] = &[Bug::WitnessCountsAlways, Bug::WitnessCampaigns, Bug::WitnessVotesBehind];
+
 /// Hunts for the planted bugs that are found quickly.
 pub fn smoke(arguments: &Arguments) -> ExitCode {
     hunt(SMOKE, arguments.seeds.unwrap_or(SMOKE_BUDGET), arguments)
@@ -64,6 +67,9 @@ fn hunt(bugs: &[Bug], budget: u64, arguments: &Arguments) -> ExitCode {
         planted.bug = Some(bug);
         if OF_OBSERVERS.contains(&bug) {
             planted.options.with_faults.push(Fault::Observers);
+        }
+        if OF_WITNESSES.contains(&bug) {
+            planted.options.with_faults.push(Fault::Witness);
         }
         let process_pool =
             match ProcessPool::start(&planted.words(), arguments.from, arguments.jobs, Some(budget), true) {

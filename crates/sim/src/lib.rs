@@ -45,4 +45,5 @@ mod witness;
 pub mod workload;
 pub mod world;
 
+pub use profile::Fault;
 pub use run::{Options, Report, profile as profile_of, run};

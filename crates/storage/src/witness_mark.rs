@@ -11,8 +11,9 @@ use log::OpenError;
 
 use crate::error::DataDirError;
 
-/// Name of the mark, an empty file in the directory `member` of a witness's data directory.
-pub const MARK_NAME: &str = "witness";
+/// Name of the mark, an empty file in the directory `member` of a witness's data directory. (The file `witness` there
+/// is something else: the record of the end of the log.)
+pub const MARK_NAME: &str = "without-keys";
 
 fn io(doing: &'static str, path: &Path) -> impl FnOnce(std::io::Error) -> OpenError {
     move |error| OpenError::Io { doing, path: path.to_path_buf(), error }

@@ -27,6 +27,7 @@ mod shadow;
 mod smoke;
 mod takeover;
 mod wal_dir;
+mod witness;
 
 #[cfg(feature = "full")]
 mod attacks;
