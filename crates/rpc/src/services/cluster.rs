@@ -32,7 +32,7 @@ fn message_of(member: &Member) -> MemberMessage {
         id: member.id,
         name: member.name.clone(),
         peer_urls: member.peer_urls.clone(),
-        // Clients that take the endpoints from the list must not ask a witness for keys.
+        // COMPAT-510: clients that take the endpoints from the list must not ask a witness for keys.
         client_urls: if member.is_witness { Vec::new() } else { member.client_urls.clone() },
         is_learner: member.is_learner,
         is_witness: member.is_witness,
