@@ -79,8 +79,7 @@ bugs! {
     PromiseBeforeSync = "promise-before-sync";
     /// consensus: a removed voter still counts for the quorum.
     RemovedVoterCounted = "removed-voter-counted";
-    /// consensus: a leader counts the witness always, and not only while the members with data that answer are no
-    /// quorum without it.
+    /// consensus: a leader sends the witness all that is on the leader's disk, as if the other members were lost.
     WitnessCountsAlways = "witness-counts-always";
     /// consensus: a witness campaigns like a member with data.
     WitnessCampaigns = "witness-campaigns";
