@@ -269,6 +269,27 @@ pub const CORRUPT: Status = Status::new(Code::DataLoss, "etcdserver: corrupt clu
 /// `etcdserver: rpc not supported for learner`
 pub const NOT_SUPPORTED_FOR_LEARNER: Status =
     Status::new(Code::FailedPrecondition, "etcdserver: rpc not supported for learner");
+/// Mainstay's own: the member that was asked is a witness, which has no keys.
+pub const NOT_SUPPORTED_FOR_WITNESS: Status = Status::new(
+    Code::FailedPrecondition,
+    "mainstay: this member is a witness, which has no keys: ask another member",
+);
+/// Mainstay's own: a learner is to be added as a witness.
+pub const WITNESS_IS_NO_LEARNER: Status =
+    Status::new(Code::FailedPrecondition, "mainstay: a witness has a vote, so it cannot be a learner");
+/// Mainstay's own: the cluster has a witness already.
+pub const TOO_MANY_WITNESSES: Status =
+    Status::new(Code::FailedPrecondition, "mainstay: the cluster has a witness already, and more than one would not be safe");
+/// Mainstay's own: a witness is to be added to a cluster with fewer than two voting members.
+pub const TOO_FEW_MEMBERS_FOR_WITNESS: Status = Status::new(
+    Code::FailedPrecondition,
+    "mainstay: a witness needs at least two voting members with data beside it",
+);
+/// Mainstay's own: a witness is to be added, and not all members are known to run Mainstay.
+pub const WITNESS_BESIDE_ETCD: Status = Status::new(
+    Code::FailedPrecondition,
+    "mainstay: a cluster with a witness must not have members that run etcd, and not all members have said yet that they run Mainstay",
+);
 /// `etcdserver: bad leader transferee`
 pub const BAD_LEADER_TRANSFEREE: Status =
     Status::new(Code::FailedPrecondition, "etcdserver: bad leader transferee");

@@ -19,6 +19,8 @@ pub struct InitialMember {
     pub name: String,
     /// Peer URLs of the member, sorted by text.
     pub peer_urls: Vec<Url>,
+    /// True if the member is the witness.
+    pub is_witness: bool,
 }
 
 /// The initial cluster. The ids are computed from the options, so every member with the same options gets the
@@ -28,7 +30,7 @@ pub struct InitialMember {
 /// because a member that was added later has an id that is not computed from the options.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Bootstrap {
-    /// The members, sorted by id. The log of a new cluster adds them in this order.
+    /// The members, sorted by id, the witness last. The log of a new cluster adds them in this order.
     pub members: Vec<InitialMember>,
     /// Id of the cluster.
     pub cluster_id: u64,
@@ -68,6 +70,11 @@ pub enum BootstrapError {
         /// URLs that the initial cluster lists for the member, each as `name=URL`.
         initial_cluster: String,
     },
+    /// The initial cluster does not name the witness.
+    NoWitnessName {
+        /// The name of the witness.
+        name: String,
+    },
     /// The member is not in the parsed cluster, which is a bug.
     LocalMissing,
 }
@@ -96,6 +103,9 @@ impl fmt::Display for BootstrapError {
                 f,
                 "--initial-advertise-peer-urls has {missing} but missing from --initial-cluster={initial_cluster}"
             ),
+            BootstrapError::NoWitnessName { name } => {
+                write!(f, "--initial-cluster does not name the witness {}", quote(name))
+            }
             BootstrapError::LocalMissing => f.write_str("the local member is missing"),
         }
     }
@@ -127,8 +137,16 @@ impl Config {
         let is_recognised = matches!(self.cluster.discovery, Some(Discovery::Srv { .. }));
         let advertised =
             (is_new && !is_recognised).then_some(self.cluster.initial_advertise_peer_urls.as_slice());
-        Bootstrap::of(&self.name, &urls_by_name, &self.cluster.initial_cluster_token, advertised)
-            .map_err(|error| Refusal::start_failed(error.to_string()))
+        let cluster = &self.cluster;
+        let witness = &*cluster.initial_cluster_witness;
+        let bootstrap =
+            Bootstrap::of(&self.name, &urls_by_name, (&cluster.initial_cluster_token, witness), advertised)
+                .map_err(|error| Refusal::start_failed(error.to_string()))?;
+        if is_new {
+            check_witness(&self.name, self.is_witness, witness, bootstrap.members.len())
+                .map_err(Refusal::start_failed)?;
+        }
+        Ok(bootstrap)
     }
 }
 
@@ -144,15 +162,15 @@ impl Bootstrap {
         token: &str,
         advertised: &[Url],
     ) -> Result<Bootstrap, BootstrapError> {
-        Bootstrap::of(name, &parse(initial_cluster)?, token, Some(advertised))
+        Bootstrap::of(name, &parse(initial_cluster)?, (token, ""), Some(advertised))
     }
 
     /// Builds the cluster. If `advertised` is given, it must be equal to the list of URLs that the initial
-    /// cluster has for this member.
+    /// cluster has for this member. `witness` is the name of the witness; empty for none.
     fn of(
         name: &str,
         urls_by_name: &BTreeMap<String, Vec<Url>>,
-        token: &str,
+        (token, witness): (&str, &str),
         advertised: Option<&[Url]>,
     ) -> Result<Bootstrap, BootstrapError> {
         let Some(local_urls) = urls_by_name.get(name) else {
@@ -165,18 +183,51 @@ impl Bootstrap {
         if !urls_by_name.values().flatten().all(|url| seen.insert(url.as_str())) {
             return Err(BootstrapError::DuplicateUrl { initial_cluster: print(urls_by_name) });
         }
+        if !witness.is_empty() && !urls_by_name.contains_key(witness) {
+            return Err(BootstrapError::NoWitnessName { name: witness.to_owned() });
+        }
         let mut members = Vec::new();
         for (name, peer_urls) in urls_by_name {
             let texts: Vec<&str> = peer_urls.iter().map(Url::as_str).collect();
-            let id = initial_member_id(&texts, token);
-            members.push(InitialMember { id, name: name.clone(), peer_urls: peer_urls.clone() });
+            // The id says which member is the witness, and the ids make the id of the cluster. So members that
+            // do not agree about the witness belong to different clusters, and refuse each other.
+            let is_witness = name == witness;
+            let id = match is_witness {
+                true => initial_member_id(&texts, &format!("{token}{OF_WITNESS}")),
+                false => initial_member_id(&texts, token),
+            };
+            members.push(InitialMember { id, name: name.clone(), peer_urls: peer_urls.clone(), is_witness });
         }
-        members.sort_by_key(|member| member.id);
+        // A witness can only be added to members with data.
+        members.sort_by_key(|member| (member.is_witness, member.id));
         let ids: Vec<u64> = members.iter().map(|member| member.id).collect();
         let local = members.iter().find(|member| member.name == name);
         let local_id = local.map(|member| member.id).ok_or(BootstrapError::LocalMissing)?;
         Ok(Bootstrap { cluster_id: cluster_id(&ids), local_id, members })
     }
+}
+
+/// End of the token from which the id of a witness is computed. No token of a flag contains the byte 0.
+const OF_WITNESS: &str = "\0witness";
+
+/// Checks what the options of a new cluster of `members` members say about its witness.
+fn check_witness(name: &str, is_witness: bool, witness: &str, members: usize) -> Result<(), String> {
+    if is_witness && name != witness {
+        return Err(format!(
+            "`mainstay witness` forms a new cluster only with --initial-cluster-witness={name}, which all members of \
+             the cluster need"
+        ));
+    }
+    if !is_witness && name == witness {
+        return Err(format!(
+            "--initial-cluster-witness names this member, {}: start it with `mainstay witness`",
+            quote(name)
+        ));
+    }
+    if !witness.is_empty() && members < 3 {
+        return Err("--initial-cluster-witness needs two members with data beside the witness in --initial-cluster".to_owned());
+    }
+    Ok(())
 }
 
 /// Parses `a=http://…,b=http://…`; a name may occur several times.

@@ -25,6 +25,8 @@ pub struct Config {
     pub observer: Option<ObserverOptions>,
     /// What the member does about the membership while it leads.
     pub autopilot: AutopilotSettings,
+    /// True for a witness, which votes and keeps no keys. No flag sets it: the command `mainstay witness` does.
+    pub is_witness: bool,
     /// False for a shadow, whose leases end only when they end at its source. No flag sets it.
     pub leases_expire: bool,
     /// Release of etcd that this member reports, such as `3.7.1`.
@@ -133,6 +135,8 @@ pub struct ClusterOptions {
     pub initial_cluster: String,
     /// State of the initial cluster: whether the member forms a new cluster or joins an existing one.
     pub initial_cluster_state: InitialClusterState,
+    /// Name of the member of the initial cluster that is its witness; empty for none.
+    pub initial_cluster_witness: String,
     /// Token that is included in the computation of ids.
     pub initial_cluster_token: String,
     /// Source of the list of members of the initial cluster; `None` if `initial_cluster` names them.

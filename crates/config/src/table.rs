@@ -69,6 +69,7 @@ flags! {
     INITIAL_CLUSTER = "initial-cluster", Clustering, Text, "default=http://localhost:2380", Implemented, "Members of the cluster to be formed, as a comma-separated list of NAME=URL. Ignored once the data directory holds a member.";
     INITIAL_CLUSTER_STATE = "initial-cluster-state", Clustering, OneOf(&["new", "existing"]), "new", Implemented, "`new` to form a cluster, `existing` to join one. Ignored once the data directory holds a member.";
     INITIAL_CLUSTER_TOKEN = "initial-cluster-token", Clustering, Text, "etcd-cluster", Implemented, "Text that becomes part of the ids of the cluster and its members, to tell apart clusters formed from the same URLs.";
+    INITIAL_CLUSTER_WITNESS = "initial-cluster-witness", Clustering, Text, "", Implemented, "Name of the member of --initial-cluster that is a witness, which votes and keeps no keys: it is started with `mainstay witness`. All members need the same value; it becomes part of the ids. Not a flag of etcd.";
     ADVERTISE_CLIENT_URLS = "advertise-client-urls", Clustering, Urls, "http://localhost:2379", Implemented, "This member's client URLs, as advertised to clients. Required when --listen-client-urls is set.";
     FEED = "feed", Clustering, UrlsInOrder, "", Implemented, "Peer URLs of the members or observers from which `mainstay observer` takes the log; the first that answers is used. Not a flag of etcd.";
     DISCOVERY_TOKEN = "discovery-token", Clustering, Text, "", Implemented, "Token of the cluster at the discovery service.";

@@ -27,6 +27,9 @@ pub struct Config {
     /// True if this node is an observer: it is in no configuration of the cluster, never votes, and takes its
     /// entries from a feeder ([`Event::FeederChosen`]) instead of the leader.
     pub observes: bool,
+    /// True if this node is the witness of its cluster: it votes, stores no payloads of ordinary entries, and
+    /// never leads.
+    pub is_witness: bool,
     /// For tests and simulation: if true, the node uses none of Mainstay's extensions to raft. Like etcd's
     /// members, it passes a forwarded proposal on to the leader, whatever the term is.
     pub speaks_as_etcd: bool,
@@ -43,6 +46,7 @@ impl Default for Config {
             seed: 0,
             bytes_in_flight_max: 16 * 1024 * 1024,
             observes: false,
+            is_witness: false,
             speaks_as_etcd: false,
         }
     }
@@ -58,6 +62,8 @@ pub struct RestoredState {
     pub voters: Vec<MemberId>,
     /// Ids of the members without a vote, as of `applied`.
     pub learners: Vec<MemberId>,
+    /// Id of the voter that is a witness, as of `applied`; 0 if there is none.
+    pub witness: MemberId,
     /// Log index up to which the restored state has applied entries.
     pub applied: Index,
     /// Raft term of the entry at `applied`.
@@ -159,7 +165,8 @@ pub enum Event {
         /// Entries from `fetch.first` on, without a gap; none if they could not be read.
         entries: Vec<Entry>,
     },
-    /// Begin to feed this observer. If it is fed already, it has started again: forget what its log had.
+    /// Begin to feed this observer. If it is fed already, it has started again: forget what its log had. A witness
+    /// feeds nobody.
     ObserverAdded(MemberId),
     /// Stop feeding this observer.
     ObserverRemoved(MemberId),
@@ -171,6 +178,9 @@ pub enum Event {
         /// timeouts.
         silence_max: u64,
     },
+    /// The member with this id is the cluster's witness from now on; the id 0 means that there is none. Stepped
+    /// before the [`Event::ConfChanged`] that adds the witness.
+    WitnessSet(MemberId),
     /// A sync of the disk hangs. Until the disk has recovered, this node begins no election, because it could
     /// not keep up as a leader.
     DiskStalled,

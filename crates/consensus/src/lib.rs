@@ -44,6 +44,7 @@ mod upstream;
 mod validate;
 mod window;
 mod wire;
+mod witness;
 
 pub use effects::{
     Append, ConfirmedRead, Effects, ObserverRead, OtherPrograms, Progress, ProgressState, RaftStatus,

@@ -9,6 +9,7 @@ mod queries;
 mod reads;
 mod receiving;
 mod superfluous;
+mod witness;
 
 use bytes::Bytes;
 use numbers::{EntryId, Index, MemberId};
@@ -18,6 +19,7 @@ use raft::{RawNode, SnapshotStatus, StateRole};
 
 use self::farewell::Farewell;
 use self::superfluous::Acknowledged;
+use self::witness::Held;
 use crate::batches::Batches;
 use crate::effects::ObserverRead;
 use crate::entry::{ConfChange, ConfChangeKind, Entry, HardState};
@@ -32,6 +34,7 @@ use crate::terms::Terms;
 use crate::upstream::Upstream;
 use crate::validate;
 use crate::wire;
+use crate::witness::Witness;
 
 /// Maximum payload bytes of one append, and of one fetch of old entries for a follower.
 const APPEND_BYTES_MAX: u64 = 1024 * 1024;
@@ -81,6 +84,10 @@ pub struct Node {
     observer_reads: Vec<ObserverRead>,
     /// If this node observes: where its entries come from.
     upstream: Upstream,
+    /// The witness of the cluster, and whether this leader counts it.
+    witness: Witness,
+    /// Entries for the witness that it may not have yet.
+    held: Option<Held>,
 }
 
 /// A snapshot that was given to the caller to be restored and is not synced yet.
@@ -110,6 +117,9 @@ impl Node {
     pub fn new(config: Config, restored: RestoredState) -> Result<Node, Refusal> {
         let (voters, mut learners) = (bare(restored.voters), bare(restored.learners));
         validate::check_members(&voters, &learners)?;
+        if config.is_witness && config.observes {
+            return Err(other("an observer that is a witness"));
+        }
         if config.observes {
             if voters.contains(&config.id.0) || learners.contains(&config.id.0) {
                 return Err(other("an observer that is a member"));
@@ -204,6 +214,8 @@ impl Node {
             feeds: Feeds::default(),
             observer_reads: Vec::new(),
             upstream: Upstream::default(),
+            witness: Witness::new(restored.witness.0),
+            held: None,
         };
         node.settle_timeout();
         Ok(node)
@@ -237,6 +249,7 @@ impl Node {
         self.settle_leaving();
         self.settle_changes();
         self.settle_followers();
+        self.settle_witness();
     }
 
     fn take(&mut self, event: Event) -> Result<(), NodeBug> {
@@ -295,6 +308,7 @@ impl Node {
             Event::ObserverAdded(id) => self.add_observer(id),
             Event::ObserverRemoved(id) => self.feeds.remove(id.0),
             Event::FeederChosen { feeder, silence_max } => self.follow_feeder(feeder, silence_max),
+            Event::WitnessSet(id) => self.witness.set(id.0),
             Event::DiskRecovered => self.disk_stalled = false,
             Event::DiskStalled => {
                 self.disk_stalled = true;
@@ -348,6 +362,9 @@ impl Node {
                 if !self.raw.raft.prs().conf().voters().contains(to.0) {
                     return Err(Refusal::Other(format!("member {to:x} has no vote and cannot lead")));
                 }
+                if to == self.witness() && !planted::is(Bug::WitnessCampaigns) {
+                    return Err(Refusal::Other(format!("member {to:x} is a witness and cannot lead")));
+                }
                 self.raw.transfer_leader(to.0);
                 Ok(())
             }
@@ -377,6 +394,7 @@ impl Node {
     fn may_campaign(&self) -> bool {
         let log = &self.raw.raft.raft_log;
         self.raw.raft.promotable()
+            && !self.never_leads()
             && !self.disk_stalled
             // Before an election, raft searches for conf changes between the applied and the committed index.
             // A snapshot that is not restored yet leaves a gap in that range, so no election may begin.

@@ -255,7 +255,7 @@ pub fn read_hash(answer: Result<Response<Bytes>, RequestError>) -> HashAnswer {
     }
 }
 
-/// Sends a request to all other members in parallel, and waits for their responses.
+/// Sends a request to all other members with keys in parallel, and waits for their responses.
 pub(crate) async fn ask_others(
     shared: &Shared,
     timeout: Duration,
@@ -267,7 +267,8 @@ pub(crate) async fn ask_others(
     let open: Vec<_> = members
         .by_id
         .values()
-        .filter(|member| member.id != own && !member.peer_urls.is_empty())
+        // A witness has no keys to compare.
+        .filter(|member| member.id != own && !member.peer_urls.is_empty() && !member.is_witness)
         .map(|member| {
             let asked = question(member.id).map_err(RequestError::from);
             (member.id, asked.map(|request| peers.request(Target::Member(member.id), request, timeout)))

@@ -125,10 +125,10 @@ impl Divergence {
         self.through.retain(|id, _| members.by_id.contains_key(id));
         self.differing.retain(|id, _| members.by_id.contains_key(id));
         self.agreeing.clear();
-        if members.by_id.len() < 2 {
+        if members.with_data() < 2 {
             return;
         }
-        let Some(mut verdict) = self.ask(members.by_id.len()).await else { return };
+        let Some(mut verdict) = self.ask(members.with_data()).await else { return };
         // If a member was equal before and now differs from the first hash on, the first entry that differs
         // is possibly earlier, for example because the member has restarted with other data. Request all
         // hashes of such a member to find it.
@@ -139,7 +139,7 @@ impl Divergence {
         let lost: Vec<u64> = verdict.compared.iter().filter_map(lost).collect();
         if !lost.is_empty() {
             self.through.retain(|id, _| !lost.contains(id));
-            if let Some(again) = self.ask(members.by_id.len()).await {
+            if let Some(again) = self.ask(members.with_data()).await {
                 verdict = again;
             }
         }

@@ -181,6 +181,10 @@ impl Plan {
                 target.id = listed.id;
                 target.name = listed.name;
             } else if self.whole_cluster {
+                if listed.is_witness && listed.client_urls.is_empty() {
+                    // A witness lists no client URLs, because it answers nothing about keys.
+                    continue;
+                }
                 let Some(url) = first_that_answers(client, &listed.client_urls).await else {
                     let why = "it has not started yet: the member list has no client URL for it";
                     unseen.push(Member::unseen("", &listed.name, listed.id, why));

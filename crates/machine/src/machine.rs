@@ -321,6 +321,19 @@ impl Machine {
         Machine::with_store(rules, Store::new())
     }
 
+    /// Returns the state that a witness keeps of this one: the position in the log, the members with their alarms,
+    /// and the cluster version. It has no keys, leases and users, and its state hash is not known, because it cannot be
+    /// compared with that of members with data.
+    pub fn of_witness(&self) -> Machine {
+        let mut bare = Machine::new(self.rules);
+        bare.members = self.members.clone();
+        bare.alarms = self.alarms.clone();
+        bare.applied_index = self.applied_index;
+        bare.applied_term = self.applied_term;
+        bare.hash = StateHash::new(None, self.applied_index, bare.store.current_revision());
+        bare
+    }
+
     pub(crate) fn with_store(rules: Rules, store: Store) -> Machine {
         Machine {
             rules,

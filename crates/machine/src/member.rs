@@ -8,6 +8,10 @@ use serde_json::{Value, json};
 
 use crate::codec::{Input, Malformed, put_bytes, put_u64};
 
+/// JSON field of a member that is a witness. Members that run etcd ignore the field, so none may be in a cluster
+/// with a witness.
+const WITNESS: &str = "mainstayWitness";
+
 /// One configured member.
 #[derive(Clone, Debug, Default, PartialEq, Eq)]
 pub struct Member {
@@ -17,6 +21,8 @@ pub struct Member {
     pub peer_urls: Vec<String>,
     /// True if the member has no vote.
     pub is_learner: bool,
+    /// True if the member is the cluster's witness: a voter without keys. Never together with `is_learner`.
+    pub is_witness: bool,
     /// Name of the member; empty until it has started.
     pub name: String,
     /// URLs at which clients reach this member.
@@ -30,6 +36,9 @@ impl Member {
         if let Value::Object(fields) = &mut object {
             if self.is_learner {
                 fields.insert("isLearner".to_owned(), true.into());
+            }
+            if self.is_witness {
+                fields.insert(WITNESS.to_owned(), true.into());
             }
             if !self.name.is_empty() {
                 fields.insert("name".to_owned(), self.name.as_str().into());
@@ -65,6 +74,7 @@ impl Member {
             id: fields.get("id").and_then(Value::as_u64).ok_or(MemberError::NoId)?,
             peer_urls: urls("peerURLs")?,
             is_learner: fields.get("isLearner").and_then(Value::as_bool).unwrap_or(false),
+            is_witness: fields.get(WITNESS).and_then(Value::as_bool).unwrap_or(false),
             name: fields.get("name").and_then(Value::as_str).unwrap_or_default().to_owned(),
             client_urls: urls("clientURLs")?,
         })
@@ -142,6 +152,26 @@ impl Members {
         self.by_id.values().filter(|m| !m.is_learner).map(|m| m.id).collect()
     }
 
+    /// Returns the id of the witness, a voter without keys; `None` if the cluster has none.
+    pub fn witness(&self) -> Option<u64> {
+        self.by_id.values().find(|m| m.is_witness).map(|m| m.id)
+    }
+
+    /// Returns true if the member with this id is the witness.
+    pub fn is_witness(&self, id: u64) -> bool {
+        self.by_id.get(&id).is_some_and(|m| m.is_witness)
+    }
+
+    /// Returns the ids of the voters that have keys: all but the witness.
+    pub fn data_voters(&self) -> Vec<u64> {
+        self.by_id.values().filter(|m| !m.is_learner && !m.is_witness).map(|m| m.id).collect()
+    }
+
+    /// Returns the number of members that have keys: voters and learners, but not the witness.
+    pub fn with_data(&self) -> usize {
+        self.by_id.values().filter(|m| !m.is_witness).count()
+    }
+
     /// Returns the ids of the learners.
     pub fn learners(&self) -> Vec<u64> {
         self.by_id.values().filter(|m| m.is_learner).map(|m| m.id).collect()
@@ -196,6 +226,9 @@ mod tests {
         assert_eq!(Member::from_json(text.as_bytes()).ok(), Some(member));
         let promoted = Member::from_json(br#"{"id":1,"peerURLs":null,"isPromote":true}"#);
         assert_eq!(promoted.ok().map(|member| member.id), Some(1));
+        let witness = Member { id: 5, is_witness: true, ..Member::default() };
+        assert_eq!(witness.to_json(), r#"{"id":5,"mainstayWitness":true,"peerURLs":[]}"#);
+        assert_eq!(Member::from_json(witness.to_json().as_bytes()).ok(), Some(witness));
         assert!(Member::from_json(b"[]").is_err());
         assert!(Member::from_json(b"{}").is_err());
     }

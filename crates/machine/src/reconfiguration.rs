@@ -138,14 +138,16 @@ impl Reconfiguration {
             {
                 Err(error::TOO_MANY_LEARNERS)
             }
+            Reconfiguration::Add(member, _) if member.is_witness => check_witness(member, members),
             Reconfiguration::Add(..) => Ok(()),
             _ if known.is_none() => Err(error::MEMBER_NOT_FOUND),
             Reconfiguration::Promote(_) if known.is_some_and(|member| !member.is_learner) => {
                 Err(error::MEMBER_NOT_LEARNER)
             }
             Reconfiguration::Update(_, urls) if urls.iter().any(is_used) => Err(error::PEER_URL_EXIST),
-            // Raft needs at least one voter, so the last voter cannot be removed, whatever the options allow.
-            Reconfiguration::Remove(id) if members.voters() == [*id] => Err(error::MEMBER_NOT_ENOUGH_STARTED),
+            // Raft needs at least one voter, so the last voter cannot be removed, whatever the options allow. A
+            // witness cannot lead, so it does not count.
+            Reconfiguration::Remove(id) if members.data_voters() == [*id] => Err(error::MEMBER_NOT_ENOUGH_STARTED),
             Reconfiguration::Promote(_) | Reconfiguration::Remove(_) | Reconfiguration::Update(..) => Ok(()),
         }
     }
@@ -205,6 +207,21 @@ impl Reconfiguration {
 fn is_promotion(context: &[u8]) -> bool {
     serde_json::from_slice(context)
         .is_ok_and(|value: Value| value.get("isPromote").and_then(Value::as_bool).unwrap_or(false))
+}
+
+/// Checks that a witness can be added. Without two members with data it would be of no use: the only one's loss
+/// would be the loss of everything. A second witness would make it possible that a majority has no data.
+fn check_witness(member: &Member, members: &Members) -> Result<(), Status> {
+    if member.is_learner {
+        return Err(error::WITNESS_IS_NO_LEARNER);
+    }
+    if members.witness().is_some() {
+        return Err(error::TOO_MANY_WITNESSES);
+    }
+    if members.data_voters().len() < 2 {
+        return Err(error::TOO_FEW_MEMBERS_FOR_WITNESS);
+    }
+    Ok(())
 }
 
 /// JSON field in the context of a change that adds a learner: the `--max-learners` option of the member that

@@ -55,6 +55,12 @@ pub fn tree() -> Tree {
             flags: server_flags(),
             below: Vec::new(),
         },
+        Tree {
+            name: "witness",
+            about: "Run a witness, a third vote without keys",
+            flags: server_flags(),
+            below: Vec::new(),
+        },
         Tree::of(&shadow::PROGRAM),
         Tree {
             name: "rebuild",
@@ -122,6 +128,7 @@ mod tests {
             [
                 "server",
                 "observer",
+                "witness",
                 "shadow",
                 "rebuild",
                 "ctl",

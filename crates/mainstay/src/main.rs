@@ -50,9 +50,10 @@ fn main() -> ExitCode {
 }
 
 /// Words that are commands if they are the first word on the command line.
-const COMMANDS: [&str; 16] = [
+const COMMANDS: [&str; 17] = [
     "server",
     "observer",
+    "witness",
     "shadow",
     "rebuild",
     "ctl",
@@ -79,6 +80,7 @@ fn dispatch(arguments: &[OsString]) -> ExitCode {
         Some("version") => member::run(&[OsString::from("--version")], Purpose::Serve),
         Some("server") => member::run(rest, Purpose::Serve),
         Some("observer") => member::run(rest, Purpose::Observe),
+        Some("witness") => member::run(rest, Purpose::Witness),
         Some("shadow") => run_shadow(rest),
         Some("rebuild") => member::run(rest, Purpose::Rebuild),
         Some("ctl") => ctl::run(rest),

@@ -26,6 +26,8 @@ pub enum Purpose {
     /// Started as `mainstay observer`: run an observer, which follows the log of a cluster without being a
     /// member.
     Observe,
+    /// Started as `mainstay witness`: run a member that votes, keeps no keys and never leads.
+    Witness,
     /// Started as `mainstay rebuild`: first replace the damaged member by a new one, which then gets its data
     /// from the other members.
     Rebuild,
@@ -68,7 +70,16 @@ pub fn run(arguments: &[OsString], purpose: Purpose) -> ExitCode {
             eprintln!("{}", if purpose == Purpose::Observe { NO_FEED } else { FEED_OF_MEMBER });
             ExitCode::from(2)
         }
-        Ok(Invocation::Serve(parsed)) => serve(*parsed, purpose != Purpose::Etcd, rebuilding),
+        Ok(Invocation::Serve(parsed))
+            if purpose == Purpose::Witness && parsed.config.cluster.force_new_cluster =>
+        {
+            eprintln!("{WITNESS_ALONE}");
+            ExitCode::from(2)
+        }
+        Ok(Invocation::Serve(mut parsed)) => {
+            parsed.config.is_witness = purpose == Purpose::Witness;
+            serve(*parsed, purpose != Purpose::Etcd, rebuilding)
+        }
         Err(refusal) => {
             let logger = Logger::stderr();
             refusal.report(&mut std::io::stderr(), |entry| logger.log_entry(entry));
@@ -80,10 +91,15 @@ pub fn run(arguments: &[OsString], purpose: Purpose) -> ExitCode {
 const NO_FEED: &str = "mainstay observer needs --feed=URL: the peer URL of a member or of another observer";
 const FEED_OF_MEMBER: &str = "--feed is a flag of `mainstay observer`: members get the log from their leader";
 
+const WITNESS_ALONE: &str = "a witness has no keys, so no cluster can be formed from it: use --force-new-cluster with the directory of a member";
+
 const OTHERS_USAGE: &str = "
   mainstay observer --feed=URL,... --data-dir=DIR [--listen-client-urls=... and other FLAGS]
     Serve reads, watches and forwarded writes from a copy of the data, without being a member: see
     docs/observers.md.
+
+  mainstay witness --initial-cluster-witness=NAME --data-dir=DIR [FLAGS of a member]
+    Run the third vote of a cluster of two members, without keys: see docs/clustering.md.
 
   mainstay shadow --feed=URL,... --data-dir=DIR
     Follow a production cluster of etcd or Mainstay, serve nobody, and prove that the copy is the same: see docs/shadow.md.
@@ -185,6 +201,8 @@ fn serve(mut parsed: Parsed, greet: bool, rebuilding: Option<Vec<String>>) -> Ex
             Err(error) => Err(error.into()),
         },
         None if rebuild::journal_path(&data_path).exists() => Err(rebuild::UNFINISHED.into()),
+        // A witness takes nothing over: a directory of etcd is refused when it is opened.
+        None if parsed.config.is_witness => Ok(None),
         None => utl::take_over(&utl::TakeOver {
             config: &parsed.config,
             logger: &logger,

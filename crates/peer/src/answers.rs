@@ -5,13 +5,14 @@ use http::header::{ALLOW, CONTENT_TYPE, HeaderName, HeaderValue};
 use http::{Response, StatusCode};
 
 use crate::answer_body::AnswerBody;
-use crate::identity::{CLUSTER_ID, ZONE};
+use crate::identity::{CLUSTER_ID, KNOWS_WITNESSES, WITNESS, ZONE};
 use crate::local_member::LocalMember;
 use crate::pipeline;
 
 /// Adds the headers with this member's cluster id and zone to an answer.
 pub(crate) fn stamp(local: &LocalMember, mut response: Response<AnswerBody>) -> Response<AnswerBody> {
     response.headers_mut().insert(CLUSTER_ID, local.identity.cluster_hex.clone());
+    response.headers_mut().insert(WITNESS, KNOWS_WITNESSES);
     if !local.identity.zone.is_empty() {
         response.headers_mut().insert(ZONE, local.identity.zone.clone());
     }

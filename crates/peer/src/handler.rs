@@ -26,6 +26,11 @@ pub trait Handler: Send + Sync + 'static {
     /// refused.
     fn is_removed(&self, id: u64) -> bool;
 
+    /// Returns true if the cluster has a witness. Peers that do not know witnesses are then refused.
+    fn has_witness(&self) -> bool {
+        false
+    }
+
     /// Called when messages to a member were lost or may be lost. One call may stand for several messages.
     fn unreachable(&self, id: u64);
 

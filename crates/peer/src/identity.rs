@@ -20,6 +20,15 @@ pub(crate) const ZONE: HeaderName = HeaderName::from_static("x-mainstay-zone");
 /// not an etcd database file.
 pub(crate) const MAINSTAY_SNAPSHOT: HeaderName = HeaderName::from_static("x-mainstay-snapshot");
 
+/// Mainstay's own header of members that know witnesses, which are voters without keys. Members that run etcd, and
+/// older versions of Mainstay, do not send it.
+pub(crate) const WITNESS: HeaderName = HeaderName::from_static("x-mainstay-witness");
+/// Value of [`WITNESS`].
+pub(crate) const KNOWS_WITNESSES: HeaderValue = HeaderValue::from_static("1");
+/// Message for a peer that knows no witnesses, in a cluster that has one.
+pub(crate) const NO_WITNESSES: &str = "the cluster has a witness, and this peer runs etcd or a version of Mainstay that knows none: remove the \
+     witness first";
+
 /// etcd's message for a peer with an incompatible version. The refusing end sends it, and the refused end
 /// recognizes it.
 pub(crate) const INCOMPATIBLE_VERSION: &str = "incompatible version";
@@ -92,6 +101,7 @@ impl Identity {
         headers.insert(SERVER_VERSION, self.server_version.clone());
         headers.insert(MIN_CLUSTER_VERSION, self.min_cluster_version.clone());
         headers.insert(CLUSTER_ID, self.cluster_hex.clone());
+        headers.insert(WITNESS, KNOWS_WITNESSES);
         if !self.peer_urls.is_empty() {
             headers.insert(PEER_URLS, self.peer_urls.clone());
         }
@@ -126,6 +136,11 @@ impl Identity {
 pub(crate) fn release(headers: &HeaderMap) -> Option<(u32, u32)> {
     let Version { major, minor } = Version::parse(headers.get(SERVER_VERSION)?.to_str().ok()?)?;
     Some((u32::try_from(major).ok()?, u32::try_from(minor).ok()?))
+}
+
+/// Returns true if the sender of these headers knows witnesses.
+pub(crate) fn knows_witnesses(headers: &HeaderMap) -> bool {
+    headers.get(WITNESS) == Some(&KNOWS_WITNESSES)
 }
 
 /// Returns the zone of the sender of these headers; empty if they contain none that is valid.

@@ -83,13 +83,26 @@ fn open_stream(hub: &Rc<Hub>, request: &Request<Incoming>, stream: &str) -> Resp
     stamp(&hub.local, response)
 }
 
+/// Checks that the sender of a request belongs to this cluster and is compatible with its members.
+///
+/// # Errors
+///
+/// Returns the message of the refusal.
+fn check_identity(hub: &Hub, headers: &HeaderMap) -> Result<(), &'static str> {
+    hub.local.identity.check(headers)?;
+    if hub.local.handler.has_witness() && !identity::knows_witnesses(headers) {
+        return Err(identity::NO_WITNESSES);
+    }
+    Ok(())
+}
+
 fn accept_stream(
     hub: &Rc<Hub>,
     headers: &HeaderMap,
     stream: &str,
 ) -> Result<StreamWriter, Box<Response<AnswerBody>>> {
     let refuse = |status, text| Box::new(refuse(status, text));
-    hub.local.identity.check(headers).map_err(|text| refuse(StatusCode::PRECONDITION_FAILED, text))?;
+    check_identity(hub, headers).map_err(|text| refuse(StatusCode::PRECONDITION_FAILED, text))?;
     let (kind, from) = match stream.split_once('/') {
         Some(("msgapp", from)) if !from.contains('/') => (Kind::App, from),
         Some(("message", from)) if !from.contains('/') => (Kind::Message, from),
@@ -139,7 +152,7 @@ async fn accept_message(
     body: Incoming,
 ) -> Result<(), Box<Response<AnswerBody>>> {
     let refuse = |status, text| Box::new(refuse(status, text));
-    hub.local.identity.check(headers).map_err(|text| refuse(StatusCode::PRECONDITION_FAILED, text))?;
+    check_identity(hub, headers).map_err(|text| refuse(StatusCode::PRECONDITION_FAILED, text))?;
     if let Some((id, urls)) = identity::sender(headers) {
         hub.add_remote(id, &urls);
     }

@@ -100,6 +100,8 @@ enum DialError {
     NotKnownYet(String),
     /// The peer reports that this member was removed.
     Removed,
+    /// The cluster has a witness, and the peer does not know witnesses.
+    NoWitnesses,
     /// The peer belongs to another cluster or has an incompatible version. Contains the peer's message.
     Refused(String),
     /// The peer refused the stream with another status. Contains the status and the peer's message.
@@ -128,6 +130,7 @@ impl fmt::Display for DialError {
             DialError::NotKnownYet(text) => write!(f, "the peer does not know this member yet: {text}"),
             DialError::Removed => f.write_str("the peer reports that this member was removed"),
             DialError::Refused(text) => write!(f, "the peer refused the stream: {text}"),
+            DialError::NoWitnesses => f.write_str(identity::NO_WITNESSES),
             DialError::Status(status, text) => write!(f, "unhandled status {status}: {text}"),
         }
     }
@@ -203,6 +206,9 @@ async fn attempt(
     };
     let status = answer.status();
     if status == StatusCode::OK {
+        if local.handler.has_witness() && !identity::knows_witnesses(answer.headers()) {
+            return Err(DialError::NoWitnesses);
+        }
         peer.account.note_sender(answer.headers());
         peer.set_reached_at(kind, address);
         let connection = (!ended).then_some(connection);

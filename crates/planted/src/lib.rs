@@ -79,6 +79,12 @@ bugs! {
     PromiseBeforeSync = "promise-before-sync";
     /// consensus: a removed voter still counts for the quorum.
     RemovedVoterCounted = "removed-voter-counted";
+    /// consensus: a leader sends the witness all that is on the leader's disk, as if the other members were lost.
+    WitnessCountsAlways = "witness-counts-always";
+    /// consensus: a witness campaigns like a member with data.
+    WitnessCampaigns = "witness-campaigns";
+    /// consensus: a witness votes for a candidate whose log is behind its own.
+    WitnessVotesBehind = "witness-votes-behind";
     /// consensus: a forwarded proposal is accepted in any term, although its sender may have proposed it
     /// again.
     ForwardedInAnyTerm = "forwarded-in-any-term";

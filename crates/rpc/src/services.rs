@@ -431,13 +431,16 @@ impl Services {
     ///
     /// # Errors
     ///
-    /// Returns etcd's error if the client's API version is invalid, if this member is a learner and does not
-    /// answer the method, if the call requires a leader and there is none, or if the CORRUPT alarm names this
+    /// Returns etcd's error if the client's API version is invalid, if this member is a learner or a witness and
+    /// does not answer the method, if the call requires a leader and there is none, or if the CORRUPT alarm names this
     /// member and the method is about data.
     fn admit(&self, rpc: Rpc, head: &Head, stream: bool) -> Result<bool, Status> {
         self.count_client(head, stream)?;
         self.count_caller(head.peer);
         let state = self.shared.state.load();
+        if self.shared.member.is_witness && !is_for_witnesses(rpc) {
+            return Err(error::NOT_SUPPORTED_FOR_WITNESS);
+        }
         if self.learns(&state) && !is_for_learners(rpc) {
             return Err(error::NOT_SUPPORTED_FOR_LEARNER);
         }
@@ -563,6 +566,19 @@ impl Services {
         }
         Ok(())
     }
+}
+
+/// Returns true for the methods that a witness answers. It has neither keys nor users, so it cannot check rights
+/// either: what it answers is what anyone may know.
+fn is_for_witnesses(rpc: Rpc) -> bool {
+    matches!(
+        rpc,
+        Rpc::MaintenanceStatus
+            | Rpc::ClusterMemberList
+            | Rpc::HealthCheck
+            | Rpc::HealthWatch
+            | Rpc::HealthList
+    )
 }
 
 /// Returns true for the methods that a learner answers. A learner answers a range only if the range is

@@ -106,6 +106,7 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
         zone: config.zone.clone(),
         observes: config.observer.is_some(),
         autopilot: crate::options::autopilot(&config),
+        is_witness: config.is_witness,
         limits: limits(&config),
         began: clock.now(),
         clock,

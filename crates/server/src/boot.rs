@@ -212,10 +212,12 @@ fn serve(
     let logger = Arc::clone(&parts.logger);
     let audit_log = config.audit_log.clone();
     let console_hosts = config.clients.host_whitelist.clone().unwrap_or_default();
-    // A member without data has nothing to compare with the other members, so the check is skipped.
+    // A member without data has nothing to compare with the other members, so the check is skipped. A witness never
+    // has.
     // An observer has no connections with the members; its feeder's data are compared all the time.
     let checks = had_data
         && config.observer.is_none()
+        && !config.is_witness
         && config.feature_gates.is_enabled(&config::feature_gate::INITIAL_CORRUPT_CHECK);
     let checkpointer = spawn("checkpointer", "the checkpointer thread", move || checkpointer.run(&orders))?;
     let hashing = Arc::clone(&shared);

@@ -57,6 +57,13 @@ pub enum JoinError {
         /// The name of this member.
         name: String,
     },
+    /// The cluster has this member as a witness, and it was started as a member with data, or the other way round.
+    OtherKind {
+        /// The name of this member.
+        name: String,
+        /// True if the cluster has it as a witness.
+        is_witness: bool,
+    },
     /// None of an observer's feeders answers.
     NoFeeder,
     /// The mark of an observer's directory cannot be written or read. Contains the reason.
@@ -94,6 +101,15 @@ impl fmt::Display for JoinError {
             JoinError::UnknownName { name } => {
                 write!(f, "the cluster has no member named {name:?}")
             }
+            JoinError::OtherKind { name, is_witness: true } => write!(
+                f,
+                "the cluster has {name:?} as a witness, which keeps no keys: start it with `mainstay witness`"
+            ),
+            JoinError::OtherKind { name, is_witness: false } => write!(
+                f,
+                "the cluster has {name:?} as a member with data: start it without `witness`, or remove it and add it again \
+                 with `mainstay ctl member add --witness`"
+            ),
             JoinError::Incompatible { cluster_version, own } => write!(
                 f,
                 "incompatible with current running cluster: it is at version {cluster_version}, this member at {own}"
@@ -167,6 +183,7 @@ fn first_of(bootstrap: &Bootstrap) -> Beginning {
                 id: member.id,
                 peer_urls: texts(&member.peer_urls),
                 name: member.name.clone(),
+                is_witness: member.is_witness,
                 ..Member::default()
             };
             let change = raftpb::ConfChange {
@@ -221,6 +238,10 @@ fn join(
     let Some(member_id) = own_id(bootstrap, &existing)? else {
         return Err(JoinError::UnknownName { name: config.name.clone() });
     };
+    let recorded = existing.iter().any(|member| member.id == member_id && member.is_witness);
+    if recorded != config.is_witness {
+        return Err(JoinError::OtherKind { name: config.name.clone(), is_witness: recorded });
+    }
     for url in &urls {
         check_version(url, config.api_version, tls, logger)?;
     }

@@ -16,6 +16,7 @@ pub(crate) fn storage_options(config: &Config) -> storage::Options {
         wal_dir: config.storage.wal_dir.clone(),
         unsafe_no_fsync: config.storage.unsafe_no_fsync,
         observes: config.observer.is_some(),
+        is_witness: config.is_witness,
         force_new_cluster: config.cluster.force_new_cluster,
         peer_urls: config.cluster.initial_advertise_peer_urls.clone(),
         rules: storage::rules(config.cluster.max_learners),

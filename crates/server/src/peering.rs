@@ -310,6 +310,11 @@ async fn route(peering: Peering, request: Request<Bytes>) -> Response<Bytes> {
         (&Method::POST, LEASES) => renew(&shared, request.into_body()).await,
         (&Method::POST, LEASES_INTERNAL) => time_to_live(&shared, request.into_body()).await,
         (_, LEASES | LEASES_INTERNAL) => refused(StatusCode::METHOD_NOT_ALLOWED, "Method Not Allowed"),
+        (_, consistency::comparison::HASH_KV | consistency::comparison::STATE_HASHES)
+            if shared.member.is_witness =>
+        {
+            refused(StatusCode::NOT_FOUND, &error::NOT_SUPPORTED_FOR_WITNESS.message)
+        }
         (&Method::GET, consistency::comparison::HASH_KV) => hashes::hash_kv(&shared, &request).await,
         (_, consistency::comparison::HASH_KV) => not_allowed("GET"),
         (&Method::GET, "/downgrade/enabled") => {
@@ -349,6 +354,10 @@ impl peer::Handler for Peering {
     fn is_removed(&self, id: u64) -> bool {
         // An observer ends no member: it may know another history than the cluster that asks.
         !self.shared.member.observes && self.shared.state.load().members.removed.contains(&id)
+    }
+
+    fn has_witness(&self) -> bool {
+        self.shared.member.is_witness || self.shared.state.load().members.witness().is_some()
     }
 
     fn unreachable(&self, id: u64) {

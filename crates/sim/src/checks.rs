@@ -116,6 +116,8 @@ pub struct Checks {
     members: BTreeMap<Host, Member>,
     /// Places of observers. Their terms may go back, and all their entries are committed.
     pub observers: BTreeSet<Host>,
+    /// Place of the witness, which never leads and stores no keys; `None` if there is none.
+    pub witness: Option<Host>,
     /// True if disks may fail to return data that was written.
     pub reads_fail: bool,
 }
@@ -257,6 +259,9 @@ impl Checks {
         };
         if !moved {
             return Ok(());
+        }
+        if self.witness == Some(place) && (now.leads || now.revision > 1) {
+            return Err(format!("the witness leads or has keys: {now:?}"));
         }
         if now.leads {
             self.led(place, &now, term)?;
@@ -439,6 +444,9 @@ impl Checks {
                     now.applied, now.applied_term
                 ));
             }
+        }
+        if self.witness == Some(place) {
+            return Ok(());
         }
         let Some(member) = self.members.get_mut(&place) else { return Ok(()) };
         if member.hashed >= now.applied {

@@ -84,6 +84,10 @@ impl World {
     /// Checks after a turn of a member or observer that its state contains what it claims to contain: every
     /// revision that clients had been told before a certain time. Not checked if its clock may be wrong.
     pub(crate) fn look_at_freshness(&mut self, at: Host) {
+        if Some(at) == self.profile.witness() {
+            // It answers no reads.
+            return;
+        }
         let wrong_clocks = [Fault::Suspend, Fault::Jump, Fault::Drift];
         let place = &self.places[at];
         let Some(process) = &place.process else { return };
@@ -114,7 +118,8 @@ impl World {
 
 impl World {
     pub(crate) fn running(&self) -> Vec<Host> {
-        self.places.iter().filter(|place| place.process.is_some()).map(|place| place.number).collect()
+        let runs = self.places.iter().filter(|place| place.process.is_some()).map(|place| place.number);
+        runs.filter(|at| Some(*at) != self.profile.witness()).collect()
     }
 
     pub(crate) fn client_next(&mut self, number: usize) {
@@ -124,6 +129,7 @@ impl World {
             .iter()
             .filter(|place| !place.retired && place.lives > 0)
             .map(|place| place.number)
+            .filter(|at| Some(*at) != self.profile.witness())
             .collect();
         let running = self.running();
         let desk = &mut self.desks[number];
@@ -391,7 +397,13 @@ impl World {
             place.process.as_ref().is_some_and(|process| process.stepped.is_ready() && !process.stopping)
                 && self.network.connects(CLIENTS, place.number)
         };
-        let ready: Vec<Host> = self.places.iter().filter(ready).map(|place| place.number).collect();
+        let ready: Vec<Host> = self
+            .places
+            .iter()
+            .filter(ready)
+            .map(|place| place.number)
+            .filter(|at| Some(*at) != self.profile.witness())
+            .collect();
         if ready.is_empty() {
             self.schedule.after(200 * MILLI, Event::WatchConnect(number));
             return;

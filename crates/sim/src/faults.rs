@@ -1,6 +1,7 @@
 //! Decides which faults happen and when, and ends them again.
 
 mod kinds;
+mod machines;
 
 use std::path::Path;
 
@@ -94,6 +95,7 @@ impl World {
             Fault::LostWrite => self.lie_about_write(at, Lie::Lost),
             Fault::Misdirected => self.lie_about_write(at, Lie::Misdirected),
             Fault::Wall => self.set_wall(at),
+            Fault::Witness => self.lose_machine(at),
             Fault::Strand | Fault::Ambush => self.staged.lurk(kind),
             // These kinds are not single events: the code that they affect asks the profile whether they are
             // enabled.
@@ -128,6 +130,10 @@ impl World {
         if self.profile.fails(Fault::Autopilot) && self.dice.faults.one_in(4) {
             // A disk is lost only while all members are there, so it is tried more often.
             kind = Fault::DiskLost;
+        }
+        if self.profile.fails(Fault::Witness) && !self.machine_lost && self.dice.faults.one_in(4) {
+            // Often the members are not in step, so it is tried more often.
+            kind = Fault::Witness;
         }
         for lie in [Fault::LostWrite, Fault::Misdirected] {
             // Most faults of these kinds have no effect, so they are chosen more often.
@@ -253,7 +259,9 @@ impl World {
         let whole = self.places_of_members().count() == self.profile.members
             && self.places_of_members().all(|place| !place.retired);
         let whole = whole && !self.profile.fails(Fault::Shrink);
-        if whole && self.profile.members >= 3 && self.dice.faults.one_in(4) {
+        // Beside a witness the others must be in step before one is lost.
+        let may_miss = self.profile.members >= 3 && self.profile.witness().is_none();
+        if whole && may_miss && self.dice.faults.one_in(4) {
             // A majority of the members suffices, so one member may stay down until the end.
             let at = self.dice.faults.place(self.profile.members);
             self.end(at, true);

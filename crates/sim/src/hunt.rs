@@ -54,6 +54,9 @@ pub fn run(arguments: &Arguments) -> ExitCode {
     hunt(&bugs, arguments.seeds.unwrap_or(BUDGET), arguments)
 }
 
+/// Bugs that show only beside a witness.
+const OF_WITNESSES: &[Bug] = &[Bug::WitnessCountsAlways, Bug::WitnessCampaigns, Bug::WitnessVotesBehind];
+
 /// Hunts for the planted bugs that are found quickly.
 pub fn smoke(arguments: &Arguments) -> ExitCode {
     hunt(SMOKE, arguments.seeds.unwrap_or(SMOKE_BUDGET), arguments)
@@ -71,6 +74,9 @@ fn hunt(bugs: &[Bug], budget: u64, arguments: &Arguments) -> ExitCode {
         }
         if OF_AUTOPILOTS.contains(&bug) {
             planted.options.with_faults.push(Fault::Autopilot);
+        }
+        if OF_WITNESSES.contains(&bug) {
+            planted.options.with_faults.push(Fault::Witness);
         }
         let process_pool =
             match ProcessPool::start(&planted.words(), arguments.from, arguments.jobs, Some(budget), true) {

@@ -46,4 +46,5 @@ mod witness;
 pub mod workload;
 pub mod world;
 
+pub use profile::Fault;
 pub use run::{Options, Report, profile as profile_of, run};

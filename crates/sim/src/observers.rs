@@ -61,6 +61,7 @@ impl World {
         has_started
             && !(place.observes || place.retired || place.lost || self.operator.is_removed(place.id))
             && !self.profile.is_etcd(at)
+            && Some(at) != self.profile.witness()
             && (self.chaos || is_there)
     }
 

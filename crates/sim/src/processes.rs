@@ -88,6 +88,9 @@ impl World {
             args.push(format!("--feed={}", feeds.join(",")));
             return configured(&args);
         }
+        if let Some(witness) = self.profile.witness() {
+            args.push(format!("--initial-cluster-witness=m{witness}"));
+        }
         args.push(format!("--pre-vote={}", flags.pre_vote));
         args.push(format!("--strict-reconfig-check={}", flags.strict));
         args.push(format!("--initial-election-tick-advance={}", flags.advance));
@@ -99,7 +102,8 @@ impl World {
             args.push(format!("--initial-cluster=m{at}={}", url(at)));
             args.push("--initial-cluster-state=existing".to_owned());
         }
-        configured(&args)
+        let config = configured(&args)?;
+        Ok(Config { is_witness: Some(at) == self.profile.witness(), ..config })
     }
 
     pub(crate) fn start(&mut self, at: Host) {

@@ -115,6 +115,9 @@ kinds! {
         Observers = "observers";
         /// Members run the autopilot, the operator leaves the membership to it, and members are lost for good.
         Autopilot = "autopilot";
+        /// The last founding member is a witness. Once, while the leader says that the others are in step, one
+        /// machine is lost for good, with its disk.
+        Witness = "witness";
     }
 }
 
@@ -200,11 +203,12 @@ const WITH_OWN_DICE: &[(Fault, u64)] = &[
     (Fault::Wall, 4),
     (Fault::Observers, 3),
     (Fault::Autopilot, 6),
+    (Fault::Witness, 6),
 ];
 /// Faults that need an operator who removes members, or members that run etcd, so that no world with autopilots
-/// has them.
+/// has them; nor has one a witness, whose cluster an autopilot leaves alone.
 const WITHOUT_AUTOPILOT: &[Fault] =
-    &[Fault::Shrink, Fault::NoHeir, Fault::Farewell, Fault::Tight, Fault::Etcd];
+    &[Fault::Shrink, Fault::NoHeir, Fault::Farewell, Fault::Tight, Fault::Etcd, Fault::Witness];
 /// Faults that need a specially arranged world (see [`Profile::arrange`]). The number n with a fault means
 /// that one seed in n has the fault, independent of its other faults.
 const STAGED: &[(Fault, u64)] = &[
@@ -215,6 +219,10 @@ const STAGED: &[(Fault, u64)] = &[
     (Fault::Shrink, 4),
     (Fault::Tight, 10),
 ];
+
+/// Faults that destroy data for good, and members that know no witnesses.
+const DESTROYS: &[Fault] =
+    &[Fault::DiskLost, Fault::Decay, Fault::LostWrite, Fault::Misdirected, Fault::ReadError, Fault::Etcd];
 
 /// Faults that may delay a revocation for seconds.
 pub(crate) const SLOW: &[Fault] =
@@ -507,6 +515,16 @@ impl Profile {
             self.window_bytes = rng.pick(&[None, Some(1), Some(1)]);
             self.chaos = self.chaos.max(12 * SECOND);
         }
+        if self.fails(Fault::Witness) {
+            // What a cluster with a witness survives is one lost machine. So no other fault may destroy data, and
+            // the members stay those that were founded.
+            let without = STAGED.iter().map(|(fault, _)| *fault).chain(DESTROYS.iter().copied());
+            without.for_each(|fault| self.faults = self.faults.without(fault as u8));
+            self.work = self.work.without(Work::Members as u8);
+            self.crowd = 0;
+            self.members = Rng::stream(self.seed, "witness").pick(&[3, 3, 3, 5]);
+            self.chaos = self.chaos.max(12 * SECOND);
+        }
         if !self.fails(Fault::Quota) {
             self.flags.quota_bytes = QUOTA_BYTES;
         }
@@ -515,6 +533,11 @@ impl Profile {
         } else {
             0
         };
+    }
+
+    /// Returns the place of the witness.
+    pub fn witness(&self) -> Option<usize> {
+        self.fails(Fault::Witness).then(|| self.members - 1)
     }
 
     /// Returns true if the member at a place behaves like etcd. At least one member of the cluster does not.

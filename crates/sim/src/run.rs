@@ -97,6 +97,9 @@ pub fn profile(seed: u64, options: &Options) -> Profile {
     for fault in &options.without_faults {
         profile.faults = profile.faults.without(*fault as u8);
     }
+    if options.members.is_some_and(|members| members < 3) {
+        profile.faults = profile.faults.without(Fault::Witness as u8);
+    }
     profile.arrange();
     profile.members = options.members.unwrap_or(profile.members);
     profile.observers = options.observers.unwrap_or(profile.observers);
@@ -292,7 +295,7 @@ impl Life<'_> {
                 world.history.holdings.push(Holding { client, fence, lease, from, until });
             }
         }
-        for at in world.members() {
+        for at in world.members().into_iter().filter(|at| Some(*at) != world.profile.witness()).collect::<Vec<_>>() {
             let said = world.final_of(at)?;
             world.history.finals.push(said);
         }
@@ -360,12 +363,18 @@ impl World {
         let hashes: Vec<Option<u64>> = self
             .places
             .iter()
+            .filter(|place| Some(place.number) != self.profile.witness())
             .filter_map(|place| place.process.as_ref())
             .map(|process| {
                 let probe = process.stepped.probe();
                 (probe.applied == commit && process.stepped.is_ready()).then_some(probe.state_hash).flatten()
             })
             .collect();
+        // A witness has no state to compare. It follows the log.
+        let witness = self.profile.witness().and_then(|at| self.places[at].process.as_ref());
+        if witness.is_some_and(|process| process.stepped.probe().applied != commit) {
+            return false;
+        }
         let waits = self.places.iter().any(|place| place.starts_at.is_some());
         !waits
             && hashes.first().is_some_and(|first| first.is_some() && hashes.iter().all(|hash| hash == first))

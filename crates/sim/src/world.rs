@@ -202,6 +202,8 @@ pub struct Counts {
     pub snapshots_broken: u64,
     /// Members that lost their data and were replaced, and observers that got an empty disk.
     pub replaced: u64,
+    /// Machines that were lost for good beside a witness.
+    pub machines_lost: u64,
     /// Operations of clients.
     pub operations: u64,
     /// Operations of clients that were answered.
@@ -239,6 +241,8 @@ pub struct World {
     pub(crate) counts: Counts,
     pub(crate) history: History,
     pub(crate) failure: Option<String>,
+    /// True once a machine was lost for good, in a world with a witness.
+    pub(crate) machine_lost: bool,
     /// True while faults happen.
     pub(crate) chaos: bool,
     /// True while clients begin new operations.
@@ -291,6 +295,7 @@ impl World {
             counts: Counts::default(),
             history: History::default(),
             failure: None,
+            machine_lost: false,
             chaos: true,
             working: true,
             told_revisions: BTreeMap::new(),
@@ -309,6 +314,7 @@ impl World {
             place.observes = true;
             world.checks.observers.insert(place.number);
         }
+        world.checks.witness = world.profile.witness();
         world.checks.reads_fail = world.profile.reads_fail();
         world.begin();
         world

@@ -82,6 +82,21 @@ pub enum DataDirError {
         /// Path of the data directory.
         data_dir: PathBuf,
     },
+    /// The directory belongs to a witness, and a member was started on it.
+    OfWitness {
+        /// Path of the data directory.
+        data_dir: PathBuf,
+    },
+    /// The directory belongs to a member with data, and a witness was started on it.
+    NotOfWitness {
+        /// Path of the data directory.
+        data_dir: PathBuf,
+    },
+    /// A witness is to become the only member of its cluster.
+    WitnessAlone {
+        /// Path of the data directory.
+        data_dir: PathBuf,
+    },
     /// The directory contains no member.
     Empty {
         /// Directory that was searched.

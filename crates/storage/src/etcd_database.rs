@@ -182,7 +182,9 @@ pub fn users(auth: Auth) -> machine::auth::Auth {
 
 /// Converts members of etcd's database to the type of Mainstay's state machine.
 pub fn members(membership: &Membership) -> Members {
+    // Snapshots in etcd's format are for clusters of other members, so they name no witness.
     let member = |m: &Member| machine::Member {
+        is_witness: false,
         id: m.id,
         peer_urls: m.peer_urls.clone(),
         is_learner: m.is_learner,

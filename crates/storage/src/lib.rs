@@ -52,6 +52,7 @@ pub mod kv_hash;
 pub mod log_dir;
 pub mod nospace;
 pub mod observer_mark;
+pub mod witness_mark;
 pub mod opening;
 mod options;
 pub mod read_ahead;

@@ -33,6 +33,7 @@ use crate::identity::Identity;
 use crate::log_dir::{self, LogDir, OtherFiles};
 use crate::nospace::{Cause, Note};
 use crate::observer_mark;
+use crate::witness_mark;
 use crate::options::Options;
 use crate::taken_over::TakenOver;
 use crate::terms::Terms;
@@ -278,6 +279,14 @@ fn open_or_refuse(opening: &Opening<'_>) -> Result<Opened, DataDirError> {
     let found = look(opening, member_dir)?;
     let is_new = found.beginning.is_some();
     observer_mark::check(&**disk, member_dir, options.observes, is_new)?;
+    witness_mark::check(&**disk, member_dir, options.is_witness, is_new)?;
+    if options.is_witness {
+        if options.force_new_cluster {
+            return Err(DataDirError::WitnessAlone { data_dir: options.data_dir.clone() });
+        }
+        // The mark comes before the log: a directory with the log of a witness must never be started as a member.
+        witness_mark::write(&**disk, member_dir)?;
+    }
     let was_noted = log_dir::read_note(&**disk, member_dir)?.is_some();
     // etcd is kept out before the replay, which may take minutes, and before a new member is created, because
     // an etcd that is started in the meantime would create a store here.

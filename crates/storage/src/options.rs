@@ -17,6 +17,8 @@ pub struct Options {
     pub unsafe_no_fsync: bool,
     /// True if the directory is that of an observer, which is no member of the cluster.
     pub observes: bool,
+    /// True if the member is a witness, which votes and keeps no keys.
+    pub is_witness: bool,
     /// True if the start makes the member the only one of its cluster.
     pub force_new_cluster: bool,
     /// Peer URLs that this member announces to other members; at least one. Used only with

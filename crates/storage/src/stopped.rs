@@ -19,6 +19,7 @@ use crate::log_dir::LogDir;
 use crate::opening::{lock, replay_log, restore};
 use crate::restoration::RULES;
 use crate::values::LogValues;
+use crate::witness_mark;
 
 /// State of a stopped member: the state of its checkpoint, to which all later entries that are known to be
 /// committed have been applied. The data directory stays locked until this value is dropped.
@@ -76,6 +77,10 @@ impl Stopped {
         if !there(&member_dir.join("log"))? && !there(&member_dir.join(crate::log_dir::NOTE_NAME))? {
             let path = data_dir.to_path_buf();
             return Err(DataDirError::Empty { path, lacks: "data of a member of Mainstay" });
+        }
+        if witness_mark::is_marked(&**disk, member_dir)? {
+            // Its log looks like that of a member, and would give an empty state.
+            return Err(DataDirError::OfWitness { data_dir: data_dir.to_path_buf() });
         }
         // The warning that etcd's database cannot be opened is dropped here, because the next start of the
         // member logs it.

@@ -657,7 +657,7 @@ impl Cluster {
                 status.message == error::MEMBER_NOT_FOUND.message
             })?;
         }
-        let request = pb::MemberAddRequest { peer_urls: vec![peer], is_learner: false };
+        let request = pb::MemberAddRequest { peer_urls: vec![peer], ..Default::default() };
         self.insist::<pb::MemberAddResponse>(at, Rpc::ClusterMemberAdd, &request, |status| {
             status.message == error::PEER_URL_EXIST.message
         })?;

@@ -112,6 +112,12 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     refuse_again().map_err(Failure::error)?;
     max_learners::check(given, stopped.refused_learner)?;
     let (id, members) = (stopped.identity.member_id, &stopped.machine.members);
+    if let Some(witness) = members.witness() {
+        return Err(Failure::error(format!(
+            "the cluster has a witness, {witness:x}, and etcd would take it for a member with data: remove it with \
+             `mainstay ctl member remove {witness:x}` while the cluster runs, and export again"
+        )));
+    }
     let agreed = Agreed::of(members, id, &stopped.uncommitted, release, given.get(RELEASE))?;
     let (index, term) = (stopped.machine.applied_index, stopped.machine.applied_term);
     let promised = stopped.hard_state;

@@ -299,6 +299,13 @@ impl<'a> Rebuild<'a> {
         let data_dir = self.config.storage.data_dir.clone();
         let journal_path = journal_path(&data_dir);
         let (whole, member_lock) = self.lock(&data_dir)?;
+        if storage::witness_mark::is_marked(&disk::RealDisk, &data_dir.join("member")).is_ok_and(|marked| marked) {
+            return Err(RebuildError::Refused(format!(
+                "{} is the data directory of a witness, which has no keys to restore: remove the witness from the cluster, \
+                 add it again with `mainstay ctl member add --witness`, and start it with an empty directory",
+                data_dir.display()
+            )));
+        }
         let journal = journal::read(&journal_path)?;
         let peer_urls = self.peer_urls();
         let refused = |text: String| Err(RebuildError::Refused(text));
@@ -602,7 +609,7 @@ impl<'a> Rebuild<'a> {
     /// Adds the new member. Returns its id, and the list of all members.
     fn add(&self, contact: &str, is_learner: bool) -> Result<(u64, Vec<Member>), RebuildError> {
         let adding = Adding::new(self.peer_urls_given(), is_learner);
-        let request = MemberAddRequest { peer_urls: adding.peer_urls.clone(), is_learner };
+        let request = MemberAddRequest { peer_urls: adding.peer_urls.clone(), is_learner, is_witness: false };
         let (id, members) = self.change(
             "added",
             |status| adding.goes_by(status),

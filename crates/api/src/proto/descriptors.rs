@@ -327,10 +327,12 @@ static ETCDSERVERPB_MEMBER: Message = Message { name: "etcdserverpb.Member", fie
     Field { name: "peerURLs", json_name: "peerURLs", number: 3, kind: Kind::String, repeated: true, oneof: None },
     Field { name: "clientURLs", json_name: "clientURLs", number: 4, kind: Kind::String, repeated: true, oneof: None },
     Field { name: "isLearner", json_name: "isLearner", number: 5, kind: Kind::Bool, repeated: false, oneof: None },
+    Field { name: "isWitness", json_name: "isWitness", number: 1001, kind: Kind::Bool, repeated: false, oneof: None },
 ] };
 static ETCDSERVERPB_MEMBERADDREQUEST: Message = Message { name: "etcdserverpb.MemberAddRequest", fields: &[
     Field { name: "peerURLs", json_name: "peerURLs", number: 1, kind: Kind::String, repeated: true, oneof: None },
     Field { name: "isLearner", json_name: "isLearner", number: 2, kind: Kind::Bool, repeated: false, oneof: None },
+    Field { name: "isWitness", json_name: "isWitness", number: 1001, kind: Kind::Bool, repeated: false, oneof: None },
 ] };
 static ETCDSERVERPB_MEMBERADDRESPONSE: Message = Message { name: "etcdserverpb.MemberAddResponse", fields: &[
     Field { name: "header", json_name: "header", number: 1, kind: Kind::Message(&ETCDSERVERPB_RESPONSEHEADER), repeated: false, oneof: None },
@@ -467,6 +469,8 @@ static ETCDSERVERPB_STATUSRESPONSE: Message = Message { name: "etcdserverpb.Stat
     Field { name: "isObserver", json_name: "isObserver", number: 1003, kind: Kind::Bool, repeated: false, oneof: None },
     Field { name: "feeder", json_name: "feeder", number: 1004, kind: Kind::Uint64, repeated: false, oneof: None },
     Field { name: "autopilot", json_name: "autopilot", number: 1005, kind: Kind::Message(&ETCDSERVERPB_AUTOPILOTSTATUS), repeated: false, oneof: None },
+    Field { name: "isWitness", json_name: "isWitness", number: 1011, kind: Kind::Bool, repeated: false, oneof: None },
+    Field { name: "witnessCounts", json_name: "witnessCounts", number: 1012, kind: Kind::Bool, repeated: false, oneof: None },
 ] };
 static ETCDSERVERPB_TXNREQUEST: Message = Message { name: "etcdserverpb.TxnRequest", fields: &[
     Field { name: "compare", json_name: "compare", number: 1, kind: Kind::Message(&ETCDSERVERPB_COMPARE), repeated: true, oneof: None },

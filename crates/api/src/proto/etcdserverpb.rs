@@ -643,6 +643,10 @@ pub struct Member {
     pub client_urls: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(bool, tag = "5")]
     pub is_learner: bool,
+    /// Ours: true if the member is a witness, a voter without keys. It lists no client URLs, because it answers no
+    /// calls about keys.
+    #[prost(bool, tag = "1001")]
+    pub is_witness: bool,
 }
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]
 pub struct MemberAddRequest {
@@ -650,6 +654,10 @@ pub struct MemberAddRequest {
     pub peer_urls: ::prost::alloc::vec::Vec<::prost::alloc::string::String>,
     #[prost(bool, tag = "2")]
     pub is_learner: bool,
+    /// Ours: adds a witness. Sent together with isLearner, so that a server that does not know this field adds a
+    /// learner, which has no vote, and no voter that would hold up the cluster.
+    #[prost(bool, tag = "1001")]
+    pub is_witness: bool,
 }
 #[derive(Clone, PartialEq, ::prost::Message)]
 pub struct MemberAddResponse {
@@ -976,6 +984,13 @@ pub struct AutopilotMember {
     /// Open connections of clients.
     #[prost(uint64, tag = "9")]
     pub clients: u64,
+    /// Ours: true if the member is a witness.
+    #[prost(bool, tag = "1011")]
+    pub is_witness: bool,
+    /// Ours: true if the member leads and counts the witness, because too few members with data are in step: no
+    /// further machine may be lost now.
+    #[prost(bool, tag = "1012")]
+    pub witness_counts: bool,
 }
 /// Ours: what a feeder knows about an observer.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

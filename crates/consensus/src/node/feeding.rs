@@ -91,7 +91,8 @@ impl Node {
     }
 
     pub(super) fn add_observer(&mut self, id: MemberId) {
-        if id != MemberId::NONE && id != self.config.id {
+        // The entries of a witness have no payloads.
+        if id != MemberId::NONE && id != self.config.id && !self.config.is_witness {
             self.feeds.add(id.0, self.raw.raft.raft_log.applied + 1, self.ticks);
         }
     }

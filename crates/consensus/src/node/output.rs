@@ -200,7 +200,13 @@ impl Node {
     fn post(&mut self, messages: Vec<eraftpb::Message>) {
         let persisted = self.raw.raft.raft_log.persisted;
         for message in messages {
-            let message = if message.get_msg_type() == MessageType::MsgAppend {
+            let is_append = message.get_msg_type() == MessageType::MsgAppend;
+            let message = if is_append && message.to == self.witness.id() {
+                // An append that was made before this node was deposed is of no use to the witness.
+                let leads = self.raw.raft.state == StateRole::Leader && message.term == self.raw.raft.term;
+                let message = if leads { self.for_witness(message) } else { None };
+                message.and_then(|it| self.followers.offer(it, self.config.bytes_in_flight_max))
+            } else if is_append {
                 self.followers.offer(message, self.config.bytes_in_flight_max)
             } else {
                 Some(message)

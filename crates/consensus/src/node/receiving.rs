@@ -27,6 +27,7 @@ impl Node {
             message.context = Bytes::copy_from_slice(&message.term.to_be_bytes());
             message.term = 0;
         }
+        self.prepare_for_witness(&mut message);
         let is_of_observer = self.is_of_observer(&message);
         if self.config.observes && !is_of_observer {
             self.prepare_for_observer(&mut message)?;
@@ -39,6 +40,7 @@ impl Node {
             return self.receive_of_observer(message);
         }
         let (kind, from, term) = (message.get_msg_type(), message.from, message.term);
+        let reject = message.reject;
         let hint = message.reject_hint;
         let no_etcd = kind == MessageType::MsgHeartbeat && hint == BINDS_AND_NO_ETCD;
         let binds = (hint == BINDS_PROPOSALS || no_etcd)
@@ -109,6 +111,7 @@ impl Node {
             Err(raft::Error::ProposalDropped) => return Err(Refusal::NoLeader),
             Err(e) => return Err(other(e)),
         }
+        self.note_heard(kind, from, term, reject);
         if self.raw.raft.leader_id == from && self.raw.raft.term == term {
             if binds {
                 self.programs.binds(term);

@@ -6,7 +6,7 @@ use mainstay_consensus as consensus;
 use numbers::{Index, MemberId};
 use testkit::Random;
 
-use crate::sim::{Disk, Sim};
+use crate::sim::{Disk, Sim, WITNESS};
 
 /// Number of seeds in a normal run; `MAINSTAY_SEEDS` sets another number and `MAINSTAY_SEED` a single seed.
 const SEEDS: u64 = 500;
@@ -96,7 +96,8 @@ fn change_members(sim: &mut Sim, id: u64) {
     let some = sim.dice.pick(&all);
     let (kind, node) = match sim.dice.below(4) {
         0 => {
-            let new = 1 + *sim.members.keys().filter(|id| !OBSERVERS.contains(id)).max().expect("members");
+            let is_data = |id: &&u64| !OBSERVERS.contains(id) && **id != WITNESS;
+            let new = 1 + *sim.members.keys().filter(is_data).max().expect("members");
             if new > MEMBERS_MAX {
                 return;
             }
@@ -104,7 +105,7 @@ fn change_members(sim: &mut Sim, id: u64) {
             (kind, new)
         }
         1 => (ConfChangeKind::AddVoter, some),
-        2 if state.voters.len() > 2 || state.learners.contains(&some) => (ConfChangeKind::Remove, some),
+        2 if state.voters.len() > 2 && (some != WITNESS || sim.dice.one_in(4)) || state.learners.contains(&some) => (ConfChangeKind::Remove, some),
         _ => (ConfChangeKind::Update, some),
     };
     if sim.propose_change(id, kind, node).is_ok() && !sim.members.contains_key(&node) {
@@ -173,7 +174,7 @@ fn network(sim: &mut Sim) {
 
 fn run(seed: u64) -> (u64, u64, u64, u64) {
     let voters = 1 + Random::new(seed).below(5);
-    let mut sim = Sim::new(seed, voters);
+    let mut sim = if seed % 5 == 4 { Sim::with_witness(seed, voters.max(2)) } else { Sim::new(seed, voters) };
     let stormy = seed % 3 == 2;
     sim.pre_vote = !stormy;
     OBSERVERS.iter().for_each(|id| sim.add_observer(*id));

@@ -8,3 +8,4 @@ mod refusals;
 mod scenarios;
 mod sim;
 mod transcripts;
+mod witness;

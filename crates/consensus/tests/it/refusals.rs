@@ -26,6 +26,7 @@ fn restored() -> RestoredState {
         hard_state: HardState { term: Term(3), vote: MemberId(0), commit: Index(8) },
         voters: vec![MemberId(1), MemberId(2), MemberId(3)],
         learners: vec![MemberId(4)],
+        witness: MemberId::NONE,
         applied: Index(6),
         applied_term: Term(2),
         first_index: Index(3),

@@ -29,7 +29,14 @@ pub struct State {
     pub removed: BTreeSet<u64>,
 }
 
+/// Id of the witness, in clusters that have one.
+pub const WITNESS: u64 = 50;
+
 impl State {
+    fn data_voters(&self) -> usize {
+        self.voters.iter().filter(|id| **id != WITNESS).count()
+    }
+
     /// Applies a conf change like etcd's member list; `None` if the list refuses it, or if too few voters
     /// would be left.
     fn change(&mut self, change: ConfChange, voters_min: usize) -> Option<ConfChange> {
@@ -46,7 +53,9 @@ impl State {
             ConfChangeKind::AddLearner => {
                 self.learners.insert(id);
             }
-            ConfChangeKind::Remove if self.voters.len() <= voters_min && self.voters.contains(&id) => {
+            ConfChangeKind::Remove
+                if self.voters.contains(&id) && id != WITNESS && self.data_voters() <= voters_min =>
+            {
                 return None;
             }
             ConfChangeKind::Remove => {
@@ -114,6 +123,7 @@ impl Disk {
             hard_state: self.hard_state,
             voters: self.checkpoint.voters.iter().copied().map(MemberId).collect(),
             learners: self.checkpoint.learners.iter().copied().map(MemberId).collect(),
+            witness: MemberId(if self.checkpoint.voters.contains(&WITNESS) { WITNESS } else { 0 }),
             applied: Index(applied),
             applied_term: Term(self.checkpoint.term),
             first_index: Index(self.before.0 + 1),
@@ -219,6 +229,15 @@ fn read_conf_change(data: &[u8]) -> ConfChange {
 impl Sim {
     /// Returns a cluster of voters that were bootstrapped together.
     pub fn new(seed: u64, voters: u64) -> Sim {
+        Sim::of(seed, &(1..=voters).collect::<Vec<_>>())
+    }
+
+    /// Returns a cluster of voters and a witness that were bootstrapped together.
+    pub fn with_witness(seed: u64, voters: u64) -> Sim {
+        Sim::of(seed, &(1..=voters).chain([WITNESS]).collect::<Vec<_>>())
+    }
+
+    fn of(seed: u64, voters: &[u64]) -> Sim {
         let mut sim = Sim {
             seed,
             dice: Random::new(seed),
@@ -240,18 +259,20 @@ impl Sim {
             pre_vote: true,
             voters_min: 2,
         };
-        let entries: Vec<Entry> = (1..=voters)
-            .map(|id| Entry {
+        let entries: Vec<Entry> = (1..)
+            .zip(voters)
+            .map(|(index, id)| Entry {
                 term: Term(1),
-                index: Index(id),
+                index: Index(index),
                 kind: EntryKind::ConfChange,
-                data: conf_change(ConfChange { kind: ConfChangeKind::AddVoter, node: MemberId(id) }),
+                data: conf_change(ConfChange { kind: ConfChangeKind::AddVoter, node: MemberId(*id) }),
             })
             .collect();
-        for id in 1..=voters {
+        for id in voters.iter().copied() {
+            let commit = Index(voters.len() as u64);
             let disk = Disk {
-                hard_state: HardState { term: Term(1), vote: MemberId(0), commit: Index(voters) },
-                checkpoint: State { voters: (1..=voters).collect(), ..State::default() },
+                hard_state: HardState { term: Term(1), vote: MemberId(0), commit },
+                checkpoint: State { voters: voters.iter().copied().collect(), ..State::default() },
                 before: (0, 0),
                 entries: entries.clone(),
             };
@@ -336,6 +357,7 @@ impl Sim {
             bytes_in_flight_max: self.bytes_in_flight_max,
             pre_vote: self.pre_vote,
             observes: member.observes,
+            is_witness: id == WITNESS,
             ..Config::default()
         };
         member.node = Some(Node::new(config, member.disk.restored()).expect("starts"));
@@ -403,7 +425,10 @@ impl Sim {
             assert!(effects.append.is_some(), "a snapshot without a number");
             member.state = state.clone();
             member.to_apply.clear();
+            let has_witness = state.voters.contains(&WITNESS);
             restored = Some(state);
+            let node = member.node.as_mut().expect("runs");
+            node.step(Event::WitnessSet(MemberId(if has_witness { WITNESS } else { 0 }))).expect("taken");
         }
         if let Some(append) = effects.append {
             member.writes.push_back(Write {
@@ -419,6 +444,12 @@ impl Sim {
                 "committed before it was synced"
             );
             match self.committed.get(&entry.index.0) {
+                // A witness has the same entries without their payloads.
+                Some(known) if id == WITNESS || known.data.is_empty() => assert_eq!(
+                    (known.term, known.index, known.kind),
+                    (entry.term, entry.index, entry.kind),
+                    "committed entries differ"
+                ),
                 Some(known) => assert_eq!(known, &entry, "committed entries differ"),
                 None => {
                     self.committed.insert(entry.index.0, entry.clone());
@@ -490,6 +521,7 @@ impl Sim {
             self.members.get_mut(&id).expect("known").checked = status.commit.0;
             return;
         }
+        assert_ne!(id, WITNESS, "the witness leads");
         let leader = *self.leaders.entry(status.term.0).or_insert(id);
         assert_eq!(leader, id, "two leaders in term {}", status.term);
         // A deposed leader may lack entries that the newer one commits.
@@ -552,6 +584,10 @@ impl Sim {
             if entry.kind == EntryKind::ConfChange
                 && let Some(change) = member.state.change(read_conf_change(&entry.data), self.voters_min)
             {
+                if change.node.0 == WITNESS {
+                    let is_added = change.kind != ConfChangeKind::Remove;
+                    self.must(id, Event::WitnessSet(MemberId(if is_added { WITNESS } else { 0 })));
+                }
                 self.must(id, Event::ConfChanged(change));
             }
             // A snapshot may have been installed in between.

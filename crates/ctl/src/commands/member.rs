@@ -16,6 +16,10 @@ use crate::printer::{Answer, Format};
 const ADD_PEER_URLS: Flag<String> =
     Flag::text("peer-urls", "", "comma separated peer URLs for the new member.");
 const LEARNER: Flag<bool> = Flag::bool("learner", "indicates if the new member is raft learner");
+const WITNESS: Flag<bool> = Flag::bool(
+    "witness",
+    "adds a witness, a vote without keys (started with `mainstay witness`); only members of Mainstay know this",
+);
 const UPDATE_PEER_URLS: Flag<String> =
     Flag::text("peer-urls", "", "comma separated peer URLs for the updated member.");
 
@@ -32,7 +36,7 @@ pub(super) const MEMBER: Command<Run> = Command {
             about: "Adds a member into the cluster",
             example: "  # As a learner first, so that it catches up before it votes\n  \
                       etcdctl member add m4 --peer-urls=https://10.0.0.4:2380 --learner",
-            flags: &[ADD_PEER_URLS.row(), LEARNER.row()],
+            flags: &[ADD_PEER_URLS.row(), LEARNER.row(), WITNESS.row()],
             run: Some(Run::asking(|call| Box::pin(add(call)))),
             ..Command::EMPTY
         },
@@ -90,11 +94,27 @@ pub(super) async fn add(call: &Call) -> Result<(), Failure> {
     if urls.is_empty() {
         return Err(Failure::bad_args(NO_PEER_URLS));
     }
-    let request = pb::MemberAddRequest { peer_urls: split(urls), is_learner: call.matches.get(LEARNER) };
+    let is_witness = call.matches.get(WITNESS);
+    if is_witness && call.matches.get(LEARNER) {
+        return Err(Failure::bad_args("a witness has a vote, so it cannot be a learner: give --witness or --learner"));
+    }
+    // A server that knows no witnesses adds a learner instead, which has no vote and can be removed again.
+    let is_learner = is_witness || call.matches.get(LEARNER);
+    let request = pb::MemberAddRequest { peer_urls: split(urls), is_learner, is_witness };
     let connection = call.connect().await?;
     check_peer_urls(&request.peer_urls)?;
     let answer: pb::MemberAddResponse =
         call.limited(connection.call(Rpc::ClusterMemberAdd, &request)).await?;
+    if let Some(member) = answer.member.as_ref().filter(|member| is_witness && !member.is_witness) {
+        let remove = pb::MemberRemoveRequest { id: member.id };
+        let removed: Result<pb::MemberRemoveResponse, _> =
+            call.limited(connection.call(Rpc::ClusterMemberRemove, &remove)).await;
+        let what = if removed.is_ok() { "was removed again" } else { "could not be removed again" };
+        return Err(Failure::error(format!(
+            "this member of the cluster knows no witnesses: it has added {:x} as a learner, which {what}",
+            member.id
+        )));
+    }
     call.show(&Answer::MemberAdd(&answer))?;
     if call.printer().format == Format::Simple {
         call.write(start_of_new_member(&answer, &name, urls).as_bytes())?;

@@ -198,6 +198,10 @@ impl Lines<'_> {
             self.quoted("ClientURL", url.as_bytes());
         }
         self.field("IsLearner", member.is_learner);
+        // Not a field of etcd, which has no witnesses.
+        if member.is_witness {
+            self.field("IsWitness", true);
+        }
         self.blank();
     }
 

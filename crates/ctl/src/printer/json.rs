@@ -319,6 +319,7 @@ fn member(m: &pb::Member) -> String {
         .texts("peerURLs", &m.peer_urls)
         .texts("clientURLs", &m.client_urls)
         .flag("isLearner", m.is_learner)
+        .flag("isWitness", m.is_witness)
         .end()
 }
 
@@ -338,6 +339,7 @@ fn hex_member(m: &pb::Member) -> String {
         .texts("peerURLs", &m.peer_urls)
         .texts("clientURLs", &m.client_urls)
         .flag("isLearner", m.is_learner)
+        .flag("isWitness", m.is_witness)
         .end()
 }
 
@@ -383,6 +385,9 @@ fn status(r: &pb::StatusResponse) -> String {
         // Not a field of etcd. Only a Mainstay server with a zone sets it, so the output for etcd's responses
         // is that of etcdctl.
         .text("zone", &r.zone)
+        // Neither are these: only a witness sets the first, and only a leader that counts it the second.
+        .flag("isWitness", r.is_witness)
+        .flag("witnessCounts", r.witness_counts)
         .end()
 }
 

@@ -41,7 +41,11 @@ pub(super) fn print(page: &mut Page, printer: &Printer, answer: &Answer<'_>) {
         }
         Answer::MemberAdd(r) => {
             let member = r.member.clone().unwrap_or_default();
-            let learner = if member.is_learner { " as learner " } else { " " };
+            let learner = match member {
+                _ if member.is_witness => " as witness ",
+                _ if member.is_learner => " as learner ",
+                _ => " ",
+            };
             let cluster = r.header.as_ref().map_or(0, |h| h.cluster_id);
             put!(out, "Member {:16x} added{learner}to cluster {cluster:16x}\n", member.id);
         }

@@ -273,7 +273,7 @@ impl Cluster {
     pub async fn announce(&self, through: usize, at: usize, is_learner: bool) -> u64 {
         let client = self.client(through).await;
         let peer_urls = vec![self.slots[at].peer_url()];
-        let request = MemberAddRequest { peer_urls, is_learner };
+        let request = MemberAddRequest { peer_urls, is_learner, is_witness: false };
         let mut refused = None;
         let added: Option<MemberAddResponse> =
             testkit::eventually("a member is added", PATIENCE, async || {

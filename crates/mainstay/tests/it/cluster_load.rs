@@ -86,8 +86,14 @@ async fn write(common: Arc<Common>, addresses: Vec<SocketAddr>, from: usize) -> 
 impl Load {
     /// Starts writers at all places of the cluster.
     pub fn start(cluster: &Cluster, record: &Record, writers: usize) -> Load {
+        let everywhere: Vec<usize> = (0..cluster.slots.len()).collect();
+        Load::start_at(cluster, &everywhere, record, writers)
+    }
+
+    /// Starts writers at these places of the cluster.
+    pub fn start_at(cluster: &Cluster, slots: &[usize], record: &Record, writers: usize) -> Load {
         let common = Arc::new(Common { next_writer: record.next_writer.into(), ..Common::default() });
-        let addresses: Vec<SocketAddr> = cluster.slots.iter().map(|slot| slot.client).collect();
+        let addresses: Vec<SocketAddr> = slots.iter().map(|at| cluster.slots[*at].client).collect();
         let tasks = (0..writers)
             .map(|from| tokio::spawn(write(Arc::clone(&common), addresses.clone(), from)))
             .collect();

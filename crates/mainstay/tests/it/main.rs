@@ -28,6 +28,7 @@ mod shadow;
 mod smoke;
 mod takeover;
 mod wal_dir;
+mod witness;
 
 #[cfg(feature = "full")]
 mod attacks;

@@ -83,6 +83,8 @@ pub(super) struct Situation {
     pub removed_corrupt: Option<u64>,
     /// True if a membership change or a move of leadership is under way, of whomever.
     pub is_changing: bool,
+    /// True if one of the voters is a witness.
+    pub has_witness: bool,
 }
 
 /// What is to be done, and what is not.
@@ -425,6 +427,15 @@ impl Autopilot {
         let now = self.time;
         let mut decision = Decision::default();
         let Some(watch) = &self.watch else { return decision };
+        if situation.has_witness {
+            // The margin of voters says nothing there: a witness has no data, so which voters may be lost depends on
+            // which of the others are in step.
+            decision.advice.push(
+                "the cluster has a witness, so nothing is changed: the autopilot replaces members with data only"
+                    .to_owned(),
+            );
+            return decision;
+        }
         let voters: Vec<&MemberFacts> =
             situation.members.iter().filter(|member| !member.is_learner).collect();
         let answering = voters.iter().filter(|member| self.is_alive(member.id)).count();

@@ -218,6 +218,12 @@ impl Membership {
         if self.rules.strict {
             self.is_safe(change, present, now)?;
         }
+        if let MemberChange::Add(member) = change
+            && member.is_witness
+            && !present.node.has_no_etcd()
+        {
+            return Err(error::WITNESS_BESIDE_ETCD);
+        }
         let learners_max = self.learners_max(present.node);
         let (_, wire) = change.to_raft(0, learners_max);
         let learners_max = usize::try_from(learners_max).unwrap_or(usize::MAX);
@@ -474,6 +480,7 @@ impl Membership {
             // So the entry repeats the current flag. Other releases ignore the flag in the entry.
             let known = self.members.by_id.get(&member.id);
             member.is_learner = known.is_some_and(|known| known.is_learner);
+            member.is_witness = known.is_some_and(|known| known.is_witness);
         }
         let (raft, wire) = change.to_raft(id, self.learners_max(node));
         Some((raft, Bytes::from(wire.encode_to_vec())))

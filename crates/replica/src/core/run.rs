@@ -13,6 +13,7 @@ mod peers;
 mod probe;
 mod questions;
 mod snapshots;
+mod witness;
 
 pub use probe::Probe;
 
@@ -158,6 +159,7 @@ pub struct Core {
     pace: Pace,
     publication: Publication,
     lifecycle: Lifecycle,
+    witness: witness::WitnessReport,
 }
 
 impl Core {
@@ -218,6 +220,7 @@ impl Core {
             pace: Pace::new(cpu, now),
             publication: Publication::new(&parts.machine),
             lifecycle: Lifecycle::new(parts.ready),
+            witness: witness::WitnessReport::default(),
             options: parts.options,
             machine: parts.machine,
             node: parts.node,

@@ -39,6 +39,8 @@ pub struct Cluster {
     avoided: AtomicU64,
     /// For an observer: what it says about itself.
     own_card: OnceLock<ObserverCard>,
+    /// True if this member leads and counts the witness.
+    counts_witness: AtomicBool,
     /// The observers that this node feeds.
     observers: ArcSwap<Vec<ObserverStanding>>,
     /// State of the autopilot.
@@ -99,6 +101,17 @@ impl Cluster {
     /// Returns the state of this member's autopilot.
     pub fn autopilot(&self) -> Arc<AutopilotState> {
         self.autopilot.load_full()
+    }
+
+    /// Records whether this member leads and counts the witness.
+    pub(crate) fn witness_counts(&self, counts: bool) {
+        self.counts_witness.store(counts, Ordering::Relaxed);
+    }
+
+    /// Returns true if this member leads and counts the witness, as of the last tick: too few members with data
+    /// are in step, and no further machine may be lost.
+    pub fn counts_witness(&self) -> bool {
+        self.counts_witness.load(Ordering::Relaxed)
     }
 
     /// Returns the observers that this node feeds, as of the last tick.

@@ -21,6 +21,8 @@ pub struct Member {
     pub observes: bool,
     /// Options of the autopilot.
     pub autopilot: AutopilotOptions,
+    /// True if this member is a witness: it votes, keeps no keys and never leads.
+    pub is_witness: bool,
     /// Limits and intervals for requests.
     pub limits: Limits,
     /// The member's clock.
@@ -42,6 +44,7 @@ impl Member {
             zone: String::new(),
             observes: false,
             autopilot: AutopilotOptions::off(),
+            is_witness: false,
             limits,
             began: clock.now(),
             clock,

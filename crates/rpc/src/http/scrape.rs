@@ -147,6 +147,8 @@ fn copy_state(shared: &Shared, state: &Published) {
     server.is_leader.set_bool(state.leader == id);
     let is_learner = state.members.by_id.get(&id).is_some_and(|member| member.is_learner);
     server.is_learner.set_bool(is_learner || shared.member.observes);
+    server.is_witness.set_bool(shared.member.is_witness);
+    server.witness_counts.set_bool(shared.cluster.counts_witness());
     let observers = shared.cluster.observers();
     server.observers.set_u64(observers.len() as u64);
     server.observers_inactive.set_u64(observers.iter().filter(|observer| !observer.is_active).count() as u64);

@@ -32,8 +32,10 @@ fn message_of(member: &Member) -> MemberMessage {
         id: member.id,
         name: member.name.clone(),
         peer_urls: member.peer_urls.clone(),
-        client_urls: member.client_urls.clone(),
+        // COMPAT-510: clients that take the endpoints from the list must not ask a witness for keys.
+        client_urls: if member.is_witness { Vec::new() } else { member.client_urls.clone() },
         is_learner: member.is_learner,
+        is_witness: member.is_witness,
     }
 }
 
@@ -141,6 +143,7 @@ fn observer_message(card: &ObserverCard) -> MemberMessage {
         // Clients that sync their endpoints skip learners, and one that finds nothing but learners is left
         // without endpoints.
         is_learner: false,
+        is_witness: false,
     }
 }
 
@@ -198,7 +201,9 @@ pub(super) async fn member_add(call: &mut Call, message: Bytes) -> Result<Answer
             id = identity::added_member_id(&peer_urls, now.saturating_add(later));
         }
     }
-    let member = Member { id, peer_urls, is_learner: request.is_learner, ..Member::default() };
+    // A request for a witness also says that it is a learner, for servers that know no witnesses.
+    let (is_witness, is_learner) = (request.is_witness, request.is_learner && !request.is_witness);
+    let member = Member { id, peer_urls, is_learner, is_witness, ..Member::default() };
     let added = Some(message_of(&member));
     let header = Some(change_members(call, MemberChange::Add(member), "MemberAdd").await?);
     let members = messages_of(&call.services.state());

@@ -109,6 +109,8 @@ pub(super) async fn status(call: &mut Call, message: Bytes) -> Result<Answer, St
         is_observer: services.shared.member.observes,
         feeder: services.shared.cluster.feeder().unwrap_or(0),
         autopilot: autopilot_status(&services.shared),
+        is_witness: services.shared.member.is_witness,
+        witness_counts: services.shared.cluster.counts_witness(),
     };
     Ok(whole(&response))
 }

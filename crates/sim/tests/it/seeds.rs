@@ -80,8 +80,10 @@ fn seeds() {
 
 #[test]
 fn what_was_found_stays_found() {
+    // Worlds with a witness came later: these seeds stay the worlds that they were.
+    let options = Options { without_faults: vec![mainstay_sim::Fault::Witness], ..Options::default() };
     for (seed, what) in FOUND {
-        let report = run(*seed, &Options::default());
+        let report = run(*seed, &options);
         assert!(report.violation.is_none(), "seed {seed} ({what}): {:?}", report.violation);
     }
 }

@@ -95,6 +95,25 @@ impl fmt::Display for DataDirError {
                 "{} is the data directory of a member: start it without `observer`, or give the observer another directory",
                 data_dir.display()
             ),
+            DataDirError::OfWitness { data_dir } => write!(
+                f,
+                "{} is the data directory of a witness, which has no keys: start it with `mainstay witness`; to put a \
+                 member with data in its place, remove the witness from the cluster and add the member with another \
+                 directory",
+                data_dir.display()
+            ),
+            DataDirError::NotOfWitness { data_dir } => write!(
+                f,
+                "{} is the data directory of a member with data: start it without `witness`, or give the witness another \
+                 directory",
+                data_dir.display()
+            ),
+            DataDirError::WitnessAlone { data_dir } => write!(
+                f,
+                "{} is the data directory of a witness, which has no keys, so no cluster can be formed from it: use \
+                 --force-new-cluster with the directory of a member",
+                data_dir.display()
+            ),
             DataDirError::Empty { path, lacks } => write!(f, "{} holds no {lacks}", path.display()),
             DataDirError::Removed { member_id, data_dir } => write!(
                 f,

@@ -46,6 +46,7 @@ fn start(
         wal_dir: wal_dir.map(PathBuf::from),
         unsafe_no_fsync: false,
         observes: false,
+        is_witness: false,
         force_new_cluster: false,
         peer_urls: Vec::new(),
         rules: Rules { learners_max: 1 },

@@ -39,6 +39,8 @@ group! {
         has_leader: Gauge = "etcd_server_has_leader", "1 if this member knows a leader.";
         is_leader: Gauge = "etcd_server_is_leader", "1 if this member is the leader.";
         is_learner: Gauge = "etcd_server_is_learner", "1 if this member is a learner.";
+        is_witness: Gauge = "mainstay_is_witness", "1 if this member is a witness, which votes and has no keys.";
+        witness_counts: Gauge = "mainstay_witness_counts", "1 if this member leads and counts the witness, because too few members with data are in step: no other machine must be lost.";
         observers: Gauge = "mainstay_observers", "Observers that this node feeds.";
         observers_inactive: Gauge = "mainstay_observers_inactive", "Observers that this node feeds and that have not answered for two election timeouts.";
         observer_lag_entries: Gauge = "mainstay_observer_lag_entries", "Entries that this node has applied and the observer that is furthest behind has not acknowledged.";

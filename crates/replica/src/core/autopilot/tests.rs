@@ -78,6 +78,7 @@ struct Cluster {
     start: Instant,
     advice: Vec<String>,
     is_changing: bool,
+    has_witness: bool,
 }
 
 fn autopilot(mode: Mode) -> Autopilot {
@@ -101,6 +102,7 @@ impl Cluster {
             start,
             advice: Vec::new(),
             is_changing: false,
+            has_witness: false,
         }
     }
 
@@ -136,6 +138,7 @@ impl Cluster {
             members: facts.collect(),
             removed_corrupt: self.removed_corrupt,
             is_changing: self.is_changing,
+            has_witness: self.has_witness,
         }
     }
 
@@ -597,4 +600,19 @@ fn no_step_makes_the_cluster_weaker_whatever_happens() {
     for kind in ["promote", "remove", "disarm"] {
         assert!(steps.get(kind).is_some_and(|count| *count > 10), "{steps:?}");
     }
+}
+
+#[test]
+fn a_cluster_with_a_witness_is_left_alone() {
+    let mut members = voters(3);
+    members.push(Simulated::standby(4));
+    let mut cluster = Cluster::new(members);
+    cluster.has_witness = true;
+    cluster.member(2).answers = false;
+    cluster.run(GONE_AFTER * 10);
+    assert_eq!(cluster.steps.len(), 0, "{:?}", cluster.steps);
+    assert!(cluster.advice.iter().any(|advice| advice.contains("has a witness")), "{:?}", cluster.advice);
+    cluster.has_witness = false;
+    cluster.run(GONE_AFTER * 10);
+    assert_ne!(cluster.steps.len(), 0, "the witness was the only reason");
 }

@@ -94,6 +94,7 @@ impl Core {
             is_changing: !self.membership.is_idle()
                 || self.node.has_pending_change()
                 || self.node.transferring().is_some(),
+            has_witness: members.witness().is_some(),
         }
     }
 

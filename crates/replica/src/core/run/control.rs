@@ -182,6 +182,7 @@ impl Core {
         self.propose_attributes(now);
         self.look_at_observers(now)?;
         self.look_at_autopilot(now);
+        self.look_at_witness(now);
         if self.leads_now() {
             self.leases.others_are(self.node.others());
         }

@@ -132,6 +132,10 @@ impl Core {
     pub(super) fn raise_no_space(&mut self, cause: Cause, now: Instant) {
         // The alarm stops the writes of the whole cluster, which depends neither on the disk of an observer nor
         // on its view of the quota, which may be old.
+        // A witness without space is a lost voter, which is no reason to stop the writes of all others.
+        if self.shared.member.is_witness {
+            return;
+        }
         if self.observers.observes() && !planted::is(planted::Bug::ObserverRaisesAlarm) {
             return;
         }
@@ -558,6 +562,8 @@ impl Core {
     fn kept_behind(&self, applied_index: Index) -> Index {
         match self.machine.members.by_id.len() {
             0 | 1 => applied_index,
+            // A witness never leads, so nobody takes entries from it.
+            _ if self.shared.member.is_witness => applied_index,
             // On a disk that is short of space, no entries are kept for followers. A follower that needs a
             // deleted entry gets the whole state instead.
             _ if self.space.room.is_tight(&self.log) => applied_index,

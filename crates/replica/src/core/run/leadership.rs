@@ -90,7 +90,8 @@ impl Core {
             self.refuse(request_id, error::NOT_LEADER);
             return;
         }
-        let voter = self.machine.members.by_id.get(&to.0).is_some_and(|member| !member.is_learner);
+        let may_lead = |member: &machine::Member| !member.is_learner && !member.is_witness;
+        let voter = self.machine.members.by_id.get(&to.0).is_some_and(may_lead);
         if !voter {
             self.refuse(request_id, error::BAD_LEADER_TRANSFEREE);
             return;
@@ -270,6 +271,7 @@ pub(super) fn successor(node: &Node, machine: &Machine, shared: &Shared) -> Opti
     node.progress()
         .into_iter()
         .filter(|p| !p.is_learner && p.recently_active && p.id != MemberId(shared.member.identity.member_id))
+        .filter(|p| p.id != node.witness())
         .filter(|p| peers.active_since(p.id.0).is_some())
         .filter(|p| !machine.alarms.is_raised(corrupt, p.id.0))
         .max_by_key(|p| p.matched)

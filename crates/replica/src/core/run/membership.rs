@@ -141,6 +141,7 @@ impl Core {
     pub(super) fn apply_conf_change(&mut self, entry: &Entry, command: Command<'_>) -> Result<(), Fatal> {
         let learners = self.machine.members.learners().len();
         let applied = self.machine.apply_conf_change(command)?;
+        self.set_witness()?;
         let change = match &applied.outcome {
             Ok(VoterChange::AddVoter(node)) => ConfChange { kind: ConfChangeKind::AddVoter, node: *node },
             Ok(VoterChange::AddLearner(node)) => ConfChange { kind: ConfChangeKind::AddLearner, node: *node },

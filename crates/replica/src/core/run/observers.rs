@@ -2,6 +2,7 @@
 
 use std::time::{Duration, Instant};
 
+use api::error;
 use consensus::{Event, ObserverRead, Request};
 use numbers::{Index, MemberId};
 use planted::Bug;
@@ -24,6 +25,10 @@ impl Core {
         now: Instant,
     ) -> Result<(), Fatal> {
         let (id, own) = (card.id, self.shared.member.identity.member_id);
+        if self.shared.member.is_witness {
+            self.refuse(request_id, error::NOT_SUPPORTED_FOR_WITNESS);
+            return Ok(());
+        }
         let members = &self.machine.members;
         let is_member = members.by_id.contains_key(&id) || members.removed.contains(&id);
         let (name, version) = (card.name.clone(), minor(&members.cluster_version));

@@ -125,11 +125,12 @@ impl Core {
         self.step(Event::Fetched { fetch, entries })
     }
 
-    /// Drops old entries from memory. A node that nobody follows, such as the member of a single-member cluster
-    /// or an observer, drops all applied entries. Others keep the newest entries for those that lag behind.
+    /// Drops old entries from memory. A node that nobody follows, such as the member of a single-member cluster,
+    /// an observer or a witness, drops all applied entries. Others keep the newest entries for those that lag behind.
     pub(super) fn forget(&mut self) -> Result<(), Fatal> {
         let applied = self.machine.applied_index;
-        let has_followers = self.machine.members.by_id.len() > 1 && !self.observers.observes();
+        let feeds_nobody = self.observers.observes() || self.shared.member.is_witness;
+        let has_followers = self.machine.members.by_id.len() > 1 && !feeds_nobody;
         if !has_followers && !self.node.feeds_observers() {
             return self.step(Event::Forgotten(applied));
         }

@@ -74,6 +74,8 @@ pub struct Probe {
     pub index_bytes: u64,
     /// Number of versions that will be removable by a compaction: superseded versions and tombstones.
     pub removable: usize,
+    /// True if the member leads and counts the witness: no other machine must be lost now.
+    pub counts_witness: bool,
     /// True if the member knows that it is no longer part of its cluster, and is about to end.
     pub is_removed: bool,
 }
@@ -112,6 +114,7 @@ impl Core {
             reads: self.reads.figures(),
             index_bytes: self.machine.store.stats().bytes,
             removable: self.machine.store.stats().removable,
+            counts_witness: self.node.counts_witness(),
             is_removed: self.membership.is_removed(),
         }
     }

@@ -165,7 +165,11 @@ impl Core {
         let Some(received) = self.install.take_received() else {
             return Err(Fatal::NoSnapshot);
         };
-        let machine = received.machine;
+        let mut machine = received.machine;
+        if self.shared.member.is_witness {
+            // Its leader has sent no more than this already.
+            *machine = machine.of_witness();
+        }
         if (machine.applied_index, machine.applied_term) != (restore.index, restore.term) {
             return Err(Fatal::OtherSnapshot { accepted: restore.index, received: machine.applied_index });
         }
@@ -181,6 +185,7 @@ impl Core {
         self.answers.replaced();
         self.shared.diagnostics.metrics.long_reads.overtaken.add(overtaken as u64);
         let replaced = std::mem::replace(&mut self.machine, *machine);
+        self.set_witness()?;
         // The queue is cleared, because the new state already includes the entry that was partly applied and
         // the entries that waited after it.
         self.apply.queue.clear();
@@ -274,8 +279,11 @@ impl Core {
                 &[("to", Value::Id(to)), ("index", Value::Uint(head.applied_index.0))],
             );
             let trail = self.machine.state_trail(Index(0));
-            let source = crate::transfer::Source::new(MemberId(to), head, trail, state, &self.shared);
-            let source = if self.observers.feeds(to) { source.in_own_form() } else { source };
+            let source = match self.machine.members.is_witness(to) {
+                true => self.source_for_witness(MemberId(to)),
+                false => crate::transfer::Source::new(MemberId(to), head, trail, state, &self.shared),
+            };
+            let source = if self.observers.feeds(to) || self.machine.members.is_witness(to) { source.in_own_form() } else { source };
             peers.send_snapshot(message, Box::new(source));
         }
     }
