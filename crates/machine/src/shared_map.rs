@@ -226,7 +226,8 @@ impl<K: Ord + Clone, V: Clone> SharedMap<K, V> {
             };
             // The previous chunk may take the rest, too: keys that are removed in ascending order leave small chunks
             // behind.
-            let merged = if fits(of + 1) { Some(of) } else { of.checked_sub(1).filter(|before| fits(*before)) };
+            let merged =
+                if fits(of + 1) { Some(of) } else { of.checked_sub(1).filter(|before| fits(*before)) };
             if let Some(into) = merged {
                 let (_, next) = self.chunks.remove(into + 1);
                 self.entries_mut(into, next.len())?.extend_from_slice(&next);

@@ -279,7 +279,8 @@ impl Expiry {
     /// Each renewal moves the deadline to the time of the renewal plus `ttl`.
     pub fn start(&mut self, id: LeaseId, left: Duration, ttl: Duration, now: Instant) {
         self.stop(id);
-        let mut timer = Timer { deadline_low: 0, deadline_high: 0, alone_looks: 0, ttl_s: WIDE, slot: NO_SLOT };
+        let mut timer =
+            Timer { deadline_low: 0, deadline_high: 0, alone_looks: 0, ttl_s: WIDE, slot: NO_SLOT };
         timer.set_deadline(self.ns(now).saturating_add(nanoseconds(left)));
         timer.slot = Expiry::slot_of(timer.deadline_ns());
         let whole_s = u32::try_from(ttl.as_secs()).ok().filter(|_| ttl.subsec_nanos() == 0);
@@ -552,7 +553,8 @@ mod tests {
             expiry.noted(LeaseId(id), Index(u64::MAX));
             expiry.stop(LeaseId(id));
         }
-        let side = (expiry.wide_ttls.len(), expiry.notes.len(), expiry.notes_by_index.len(), expiry.held_ns.len());
+        let side =
+            (expiry.wide_ttls.len(), expiry.notes.len(), expiry.notes_by_index.len(), expiry.held_ns.len());
         assert_eq!((side, expiry.timers.len(), expiry.queue.len()), ((0, 0, 0, 0), 0, 0));
     }
 

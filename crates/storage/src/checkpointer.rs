@@ -435,6 +435,9 @@ impl Checkpointer {
     /// `from_min` is the lowest revision at which a delta may start, because earlier runs may contain
     /// versions that later compactions removed. `in_base` is the size of a version in the base run, if this
     /// process has written that run.
+    ///
+    /// A run without versions has nothing but a head, as if leases were granted and no key was put. The new run
+    /// replaces it: there may be millions of leases, and a start would read them once for each run.
     fn plan(
         levels: &[Level],
         revision: Revision,
@@ -454,7 +457,7 @@ impl Checkpointer {
         let each = levels.last().map_or(VERSION_BYTES, Level::version_bytes);
         let mut bytes = u64::try_from(revision - from).unwrap_or(0).saturating_mul(each);
         while let Some(level) = kept.checked_sub(1).and_then(|last| levels.get(last))
-            && (level.run.file_bytes <= bytes || kept >= RUNS_MAX)
+            && (level.run.file_bytes <= bytes || kept >= RUNS_MAX || level.from == level.to)
         {
             from = level.from;
             bytes = bytes.saturating_add(level.run.file_bytes);
