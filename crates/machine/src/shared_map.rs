@@ -136,7 +136,11 @@ impl<K: Ord + Clone, V: Clone> SharedMap<K, V> {
 
     /// Sets the value of this key. Returns the previous value.
     pub fn insert(&mut self, key: K, value: V) -> Option<V> {
-        let Some(of) = self.chunk_of(&key).or((!self.chunks.is_empty()).then_some(0)) else {
+        // Keys often arrive in ascending order, as when a member starts with millions of leases.
+        let last = self.chunks.len().checked_sub(1);
+        let is_of_last = self.chunks.last().is_some_and(|(bound, _)| *bound <= key);
+        let of = if is_of_last { last } else { self.chunk_of(&key).or(last.map(|_| 0)) };
+        let Some(of) = of else {
             // There may be millions of maps with one entry, such as the keys of leases.
             self.chunks.reserve_exact(1);
             self.chunks.push((key.clone(), Arc::new(vec![(key, value)])));
@@ -144,7 +148,11 @@ impl<K: Ord + Clone, V: Clone> SharedMap<K, V> {
             return None;
         };
         let (_, chunk) = self.chunks.get(of)?;
-        let at = match chunk.binary_search_by(|(known, _)| known.cmp(&key)) {
+        let place = match chunk.last() {
+            Some((last, _)) if *last < key => Err(chunk.len()),
+            _ => chunk.binary_search_by(|(known, _)| known.cmp(&key)),
+        };
+        let at = match place {
             Ok(at) => {
                 let (_, known) = self.entries_mut(of, 0)?.get_mut(at)?;
                 return Some(std::mem::replace(known, value));

@@ -87,7 +87,7 @@ fn each_version_is_written_a_few_times() {
 
 #[test]
 fn a_run_without_versions_is_replaced() {
-    let base = level(0, 1000, 1 << 20);
+    let base = level(0, 1000, 40 << 10);
     let plan = |levels: &[Level], revision, from_min| {
         Checkpointer::plan(levels, Revision(revision), (100_000, None), Revision(from_min))
     };
