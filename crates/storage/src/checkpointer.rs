@@ -468,7 +468,9 @@ impl Checkpointer {
             && (level.run.file_bytes <= bytes || kept >= RUNS_MAX || level.from == level.to)
         {
             from = level.from;
-            bytes = bytes.saturating_add(level.run.file_bytes);
+            if level.from < level.to {
+                bytes = bytes.saturating_add(level.run.file_bytes);
+            }
             kept -= 1;
         }
         if from < from_min {
