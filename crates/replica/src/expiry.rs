@@ -559,6 +559,44 @@ mod tests {
     }
 
     #[test]
+    fn applied_notes_are_forgotten_in_order() {
+        let start = Instant::now();
+        let mut expiry = Expiry::new(start);
+        let noted = |expiry: &mut Expiry, id| match expiry.renew(LeaseId(id), start, start, start) {
+            RenewalOutcome::Noted(index) => index,
+            other => unreachable!("{id} is not renewed: {other:?}"),
+        };
+        for id in 1..=4 {
+            expiry.start(LeaseId(id), SECOND, SECOND, start);
+            expiry.noted(LeaseId(id), Index(10 + id as u64));
+        }
+        // A later entry for a lease takes the place of the earlier one.
+        expiry.noted(LeaseId(1), Index(15));
+        assert!(expiry.forget_notes(Index(11), 10));
+        assert_eq!([1, 2, 3, 4].map(|id| noted(&mut expiry, id)), [15, 12, 13, 14].map(Index));
+        assert!(expiry.forget_notes(Index(14), 2), "no more than two at a time");
+        assert_eq!([1, 2, 3, 4].map(|id| noted(&mut expiry, id)), [15, 0, 0, 14].map(Index));
+        expiry.stop(LeaseId(4));
+        assert_eq!((expiry.notes.len(), expiry.notes_by_index.len()), (1, 1));
+        assert!(!expiry.forget_notes(Index(15), 10));
+        assert_eq!(noted(&mut expiry, 1), Index(0));
+    }
+
+    #[test]
+    fn a_deadline_is_never_early_and_at_most_a_millisecond_late() {
+        let start = Instant::now();
+        let mut expiry = Expiry::new(start);
+        for (id, ns) in (1..).zip([1_u64, 999_999, 1_000_000, 4_294_967_295_999_999, 4_294_967_296_000_001]) {
+            let ttl = Duration::from_nanos(ns);
+            expiry.start(LeaseId(id), ttl, SECOND, start);
+            let left = expiry.left(LeaseId(id), start).expect("its clock runs");
+            assert!(left >= ttl && left < ttl + Duration::from_millis(1), "{ttl:?} became {left:?}");
+        }
+        expiry.start(LeaseId(9), Duration::MAX, SECOND, start);
+        assert!(expiry.left(LeaseId(9), start) > Some(SECOND * 3_155_760_000));
+    }
+
+    #[test]
     fn places_are_ordered_by_slot_and_keep_their_ids() {
         for id in [1, -1, i64::MIN, i64::MAX, 1 << 32, 0x1234_5678_9abc_def0].map(LeaseId) {
             assert_eq!(Place::new(7, id).id(), id);
