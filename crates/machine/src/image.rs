@@ -6,10 +6,10 @@
 //! previous run. [`restore()`] merges the runs by key. The store that saves the blocks adds a length and a
 //! checksum to each block, so blocks contain no checksums themselves.
 //!
-//! A run is one head block, any number of key blocks, and one end block:
+//! A run is one head block, any number of lease blocks and key blocks, and one end block:
 //!
 //! ```text
-//! head   01 | format (varint, 4 or 5) | from | revision | compact revision (zigzag) | applied index
+//! head   01 | format (varint, 4 to 7) | from | revision | compact revision (zigzag) | applied index
 //!        | applied term | versions (a hint, for reserving memory)
 //!        | leases:  count, each id (zigzag), TTL (zigzag), remaining TTL (zigzag); ids ascending
 //!        | alarms:  count, each type (zigzag), member
@@ -20,7 +20,11 @@
 //!        | auth: required (0 or 1), auth revision; count of users, each an authpb.User with its length;
 //!          count of roles, each an authpb.Role with its length; format 2 ends before it
 //!          Format 5 is format 4 with locations of compressed values in the run. It is written only by
-//!          members that compress values or have compressed ones
+//!          members that compress values or have compressed ones. Formats 6 and 7 are 4 and 5 with only the
+//!          count of leases in the head, and the leases in blocks of their own. They are written only if
+//!          there are more than 65,536 leases, so that no block has to contain millions of them
+//! leases 04 | count | for each its id (zigzag; after the first one the difference to the id before it),
+//!          TTL (zigzag), remaining TTL (zigzag); ids ascending, in the block and from block to block
 //! keys   02 | entries until the end of the block
 //! end    03 | entries in all key blocks of this run
 //!
@@ -81,6 +85,10 @@ pub(crate) use run::Walk;
 pub(crate) const FORMAT: u64 = 4;
 /// Format of runs in which locations of compressed values may occur.
 pub(crate) const FORMAT_COMPRESSED: u64 = 5;
+/// What is added to the format of a run whose leases are in blocks of their own.
+pub(crate) const LEASES_APART: u64 = 2;
+/// Maximum number of leases in the head of a run.
+pub(crate) const LEASES_IN_HEAD_MAX: usize = 65_536;
 /// Oldest format whose state hash this release can continue. It must be raised with every change of the hash
 /// function.
 pub(crate) const FORMAT_HASHED: u64 = 4;
@@ -90,5 +98,7 @@ pub(crate) const HEAD: u8 = 1;
 pub(crate) const KEYS: u8 = 2;
 /// First byte of the end block.
 pub(crate) const END: u8 = 3;
-/// Size in bytes at which a block of keys is full. A block may exceed this size by one entry.
+/// First byte of a block of leases.
+pub(crate) const LEASES: u8 = 4;
+/// Size in bytes at which a block of keys or leases is full. A block may exceed this size by one entry.
 pub(crate) const BLOCK_BYTES: usize = 128 << 10;

@@ -1,21 +1,40 @@
 //! Provides an ordered map that is cheap to copy.
 //!
-//! The map consists of sorted chunks of up to 256 entries behind shared pointers. A copy shares all chunks
+//! The map consists of sorted chunks of some hundred entries behind shared pointers. A copy shares all chunks
 //! with its original; a write clones the chunk that it changes if another copy shares that chunk. So a list
 //! of a million leases, or the million keys of one lease, is copied by copying some thousand pointers, and
 //! another thread can read the copy, which does not change. The cost is that a look-up takes two binary
 //! searches instead of computing one hash. In return, no operation takes as long as the growth of a large
 //! hash table.
+//!
+//! # Memory
+//!
+//! A member with millions of leases has most of its memory in three of these maps, so little of it may be
+//! unused:
+//!
+//! * In a map of several chunks each chunk has the memory of a full one, 4 KiB. Chunks that grow step by step
+//!   leave freed blocks of many sizes behind; with the allocator mimalloc that was a fifth of the memory.
+//! * An entry that belongs into a full chunk goes to a neighbour if one has room. Only if none has, the chunk
+//!   is split, at the place of the new entry. Halves would stay half full for ever if keys arrive nearly in
+//!   order, as those of many clients do.
+//!
+//! ```text
+//! keys arrive ascending or descending     all memory of the chunks is used
+//! nearly in order, or in no order         seven eighths of it (measured: 88 % to 99 %)
+//! ```
 
 use std::borrow::Borrow;
 use std::sync::Arc;
 
-const CHUNK_MAX: usize = 256;
+/// Bytes of a full chunk: a size of which mimalloc's pages hold a whole number.
+const CHUNK_BYTES: usize = 4096;
+/// Entries of a full chunk if they are so large that fewer fit into [`CHUNK_BYTES`].
+const CHUNK_ENTRIES_MIN: usize = 16;
 
 /// Entries in the order of their keys.
 type Chunk<K, V> = Arc<Vec<(K, V)>>;
 
-/// An ordered map. Copying it costs one pointer per 128 to 256 entries.
+/// An ordered map. Copying it costs one pointer for the entries of each chunk, which are some hundred.
 #[derive(Clone)]
 pub struct SharedMap<K, V> {
     /// Chunks with their lower bounds: all keys of a chunk are at or above its bound, and all keys of earlier
@@ -38,6 +57,15 @@ impl<K, V> SharedMap<K, V> {
 }
 
 impl<K: Ord + Clone, V: Clone> SharedMap<K, V> {
+    /// Maximum number of entries of a chunk.
+    const CHUNK_MAX: usize = {
+        let fit = CHUNK_BYTES / size_of::<(K, V)>();
+        if fit > CHUNK_ENTRIES_MIN { fit } else { CHUNK_ENTRIES_MIN }
+    };
+    /// Neighbours that have at most this many entries together become one chunk. The number is lower than
+    /// [`SharedMap::CHUNK_MAX`], so that the next insertion does not split them again.
+    const MERGED_MAX: usize = Self::CHUNK_MAX / 4 * 3;
+
     /// Returns the number of entries.
     pub fn len(&self) -> usize {
         self.len
@@ -72,67 +100,118 @@ impl<K: Ord + Clone, V: Clone> SharedMap<K, V> {
         K: Borrow<Q>,
     {
         let of = self.chunk_of(key)?;
-        let (_, chunk) = self.chunks.get_mut(of)?;
+        let (_, chunk) = self.chunks.get(of)?;
         let at = chunk.binary_search_by(|(known, _)| known.borrow().cmp(key)).ok()?;
-        Arc::make_mut(chunk).get_mut(at).map(|(_, value)| value)
+        self.entries_mut(of, 0)?.get_mut(at).map(|(_, value)| value)
+    }
+
+    /// Returns the entries of a chunk, to be changed, with capacity for `more` further ones. Copies of the map
+    /// keep the old entries.
+    fn entries_mut(&mut self, of: usize, more: usize) -> Option<&mut Vec<(K, V)>> {
+        let is_only = self.chunks.len() == 1;
+        let (_, chunk) = self.chunks.get_mut(of)?;
+        let len = chunk.len() + more;
+        if Arc::get_mut(chunk).is_none() {
+            let mut copy = Vec::with_capacity(Self::capacity(len, is_only));
+            copy.extend_from_slice(chunk);
+            *chunk = Arc::new(copy);
+        }
+        let entries = Arc::get_mut(chunk)?;
+        if len > entries.capacity() {
+            entries.reserve_exact(Self::capacity(len, is_only) - entries.len());
+        }
+        Some(entries)
+    }
+
+    /// Returns the capacity of a chunk that needs memory for `len` entries: that of a full one or, if it is the
+    /// only one of its map, an eighth more than it needs. There may be millions of maps with few entries.
+    fn capacity(len: usize, is_only: bool) -> usize {
+        if is_only { (len + len / 8).min(Self::CHUNK_MAX).max(len) } else { Self::CHUNK_MAX.max(len) }
+    }
+
+    /// Returns the number of entries that a chunk can still take; 0 if there is no such chunk.
+    fn room(&self, of: usize) -> usize {
+        self.chunks.get(of).map_or(0, |(_, chunk)| Self::CHUNK_MAX.saturating_sub(chunk.len()))
     }
 
     /// Sets the value of this key. Returns the previous value.
     pub fn insert(&mut self, key: K, value: V) -> Option<V> {
-        let Some(of) = self.chunk_of(&key).or((!self.chunks.is_empty()).then_some(0)) else {
+        // Keys often arrive in ascending order, as when a member starts with millions of leases.
+        let last = self.chunks.len().checked_sub(1);
+        let is_of_last = self.chunks.last().is_some_and(|(bound, _)| *bound <= key);
+        let of = if is_of_last { last } else { self.chunk_of(&key).or(last.map(|_| 0)) };
+        let Some(of) = of else {
             // There may be millions of maps with one entry, such as the keys of leases.
             self.chunks.reserve_exact(1);
             self.chunks.push((key.clone(), Arc::new(vec![(key, value)])));
             self.len = 1;
             return None;
         };
-        let (first, chunk) = self.chunks.get_mut(of)?;
-        let at = match chunk.binary_search_by(|(known, _)| known.cmp(&key)) {
+        let (_, chunk) = self.chunks.get(of)?;
+        let place = match chunk.last() {
+            Some((last, _)) if *last < key => Err(chunk.len()),
+            _ => chunk.binary_search_by(|(known, _)| known.cmp(&key)),
+        };
+        let at = match place {
             Ok(at) => {
-                let (_, known) = Arc::make_mut(chunk).get_mut(at)?;
+                let (_, known) = self.entries_mut(of, 0)?.get_mut(at)?;
                 return Some(std::mem::replace(known, value));
             }
             Err(at) => at,
         };
-        self.len += 1;
-        if key < *first {
-            *first = key.clone();
-        }
-        if chunk.len() < CHUNK_MAX {
-            let entries = Arc::make_mut(chunk);
-            make_room(entries);
-            entries.insert(at, (key, value));
-            return None;
-        }
-        // The key belongs between this full chunk and the next one. If that has room, it goes there: otherwise
-        // keys in descending order would make a chunk each.
-        if at == CHUNK_MAX
-            && let Some((first, next)) = self.chunks.get_mut(of + 1)
-            && next.len() < CHUNK_MAX / 2
+        let (of, at) = if self.room(of) > 0 { (of, at) } else { self.make_room(of, at, &key)? };
+        if at == 0
+            && let Some((bound, _)) = self.chunks.get_mut(of)
         {
-            *first = key.clone();
-            let next = Arc::make_mut(next);
-            make_room(next);
-            next.insert(0, (key, value));
-            return None;
+            *bound = key.clone();
         }
-        let entries = Arc::make_mut(&mut self.chunks.get_mut(of)?.1);
-        // Keys often arrive in ascending order. In that case the full chunk stays full, and a new chunk
-        // begins.
-        let mut rest = entries.split_off(if at == CHUNK_MAX { CHUNK_MAX } else { CHUNK_MAX / 2 });
-        match at.checked_sub(entries.len()) {
-            Some(at) => {
-                make_room(&mut rest);
-                rest.insert(at, (key, value));
-            }
-            None => entries.insert(at, (key, value)),
-        }
-        // The first half may not grow again, but has the capacity of a full chunk.
-        entries.shrink_to(entries.len() + entries.len() / 8);
-        if let Some((first, _)) = rest.first() {
-            self.chunks.insert(of + 1, (first.clone(), Arc::new(rest)));
-        }
+        self.entries_mut(of, 1)?.insert(at, (key, value));
+        self.len += 1;
         None
+    }
+
+    /// Makes room for a new key that belongs at the place `at` of the full chunk `of`. Returns the chunk and the
+    /// place at which it belongs then.
+    fn make_room(&mut self, of: usize, at: usize, key: &K) -> Option<(usize, usize)> {
+        let before = of.checked_sub(1).map_or(0, |before| self.room(before));
+        let after = self.room(of + 1);
+        // Only what is on the neighbour's side of the new key moves. So a chunk that is filled in order stays full.
+        if after > 0 && after >= before {
+            let kept = at.max(Self::CHUNK_MAX - after.div_ceil(2));
+            let moved = self.entries_mut(of, 0)?.split_off(kept);
+            self.entries_mut(of + 1, moved.len() + 1)?.splice(..0, moved);
+            self.set_bound(of + 1);
+            return Some(if kept < Self::CHUNK_MAX { (of, at) } else { (of + 1, 0) });
+        }
+        if let Some(neighbour) = of.checked_sub(1)
+            && before > 0
+        {
+            let count = at.min(before.div_ceil(2));
+            let moved: Vec<(K, V)> = self.entries_mut(of, 0)?.drain(..count).collect();
+            let entries = self.entries_mut(neighbour, count + 1)?;
+            entries.extend(moved);
+            let len = entries.len();
+            self.set_bound(of);
+            return Some(if count > 0 { (of, at - count) } else { (neighbour, len) });
+        }
+        let mut rest = Vec::with_capacity(Self::CHUNK_MAX);
+        if at == 0 {
+            self.chunks.insert(of, (key.clone(), Arc::new(rest)));
+            return Some((of, 0));
+        }
+        rest.extend(self.entries_mut(of, 0)?.drain(at..));
+        let bound = rest.first().map_or(key, |(first, _)| first).clone();
+        self.chunks.insert(of + 1, (bound, Arc::new(rest)));
+        Some(if at <= Self::CHUNK_MAX / 2 { (of, at) } else { (of + 1, 0) })
+    }
+
+    /// Makes the bound of a chunk its first key.
+    fn set_bound(&mut self, of: usize) {
+        if let Some((bound, chunk)) = self.chunks.get_mut(of)
+            && let Some((first, _)) = chunk.first()
+        {
+            *bound = first.clone();
+        }
     }
 
     /// Removes this key. Returns its value.
@@ -141,30 +220,33 @@ impl<K: Ord + Clone, V: Clone> SharedMap<K, V> {
         K: Borrow<Q>,
     {
         let of = self.chunk_of(key)?;
-        let (_, chunk) = self.chunks.get_mut(of)?;
+        let (_, chunk) = self.chunks.get(of)?;
         let at = chunk.binary_search_by(|(known, _)| known.borrow().cmp(key)).ok()?;
-        let entries = Arc::make_mut(chunk);
+        let entries = self.entries_mut(of, 0)?;
         let (_, value) = entries.remove(at);
         let left = entries.len();
-        // What is left may stay for long.
-        if left < entries.capacity() / 4 {
-            entries.shrink_to(left + left / 8);
-        }
         self.len -= 1;
         if left == 0 {
             self.chunks.remove(of);
-            return Some(value);
-        }
-        let fits = |other: usize| {
-            self.chunks.get(other).is_some_and(|(_, chunk)| left + chunk.len() <= CHUNK_MAX / 2)
-        };
-        // The previous chunk may take the rest, too: keys that are removed in ascending order leave small chunks behind.
-        let merged = if fits(of + 1) { Some(of) } else { of.checked_sub(1).filter(|before| fits(*before)) };
-        if let Some(into) = merged {
-            let (_, next) = self.chunks.remove(into + 1);
-            if let Some((_, chunk)) = self.chunks.get_mut(into) {
-                Arc::make_mut(chunk).extend_from_slice(&next);
+        } else {
+            let fits = |other: usize| {
+                self.chunks.get(other).is_some_and(|(_, chunk)| left + chunk.len() <= Self::MERGED_MAX)
+            };
+            // The previous chunk may take the rest, too: keys that are removed in ascending order leave small chunks
+            // behind.
+            let merged =
+                if fits(of + 1) { Some(of) } else { of.checked_sub(1).filter(|before| fits(*before)) };
+            if let Some(into) = merged {
+                let (_, next) = self.chunks.remove(into + 1);
+                self.entries_mut(into, next.len())?.extend_from_slice(&next);
             }
+        }
+        // What is left of a map may stay for long.
+        if let [(_, only)] = self.chunks.as_mut_slice()
+            && only.len() < only.capacity() / 4
+            && let Some(entries) = Arc::get_mut(only)
+        {
+            entries.shrink_to(Self::capacity(entries.len(), true));
         }
         Some(value)
     }
@@ -179,7 +261,7 @@ impl<K: Ord + Clone, V: Clone> SharedMap<K, V> {
         self.chunks.first()?.1.first().map(|(key, value)| (key, value))
     }
 
-    /// Removes the entries with the largest keys, up to 256 of them. Returns their number; 0 once the map is
+    /// Removes the entries with the largest keys, which are those of one chunk. Returns their number; 0 once the map is
     /// empty. It is the cheapest way to empty a large map in slices.
     pub fn remove_chunk(&mut self) -> usize {
         let removed = self.chunks.pop().map_or(0, |(_, chunk)| chunk.len());
@@ -210,15 +292,6 @@ impl<K: Ord + Clone, V: Clone> SharedMap<K, V> {
         };
         let chunks = self.chunks.get(of..).unwrap_or_default();
         chunks.iter().flat_map(|(_, chunk)| chunk.iter().map(|(key, value)| (key, value))).skip(at)
-    }
-}
-
-/// Reserves capacity for one more entry of a chunk, and for an eighth more than it has. A vector would double
-/// its capacity, which a full chunk never needs, and a third of the memory of a large map would be unused.
-fn make_room<T>(entries: &mut Vec<T>) {
-    if entries.len() == entries.capacity() {
-        let more = (1 + entries.len() / 8).min(CHUNK_MAX.saturating_sub(entries.len())).max(1);
-        entries.reserve_exact(more);
     }
 }
 
@@ -271,6 +344,9 @@ mod tests {
     use std::collections::BTreeMap;
 
     use super::*;
+
+    /// Entries of a full chunk of the maps of these tests, whose entries have 16 bytes.
+    const CHUNK_MAX: usize = SharedMap::<u64, u64>::CHUNK_MAX;
 
     /// Returns the number of entries for which the chunks have memory.
     fn capacity(map: &SharedMap<u32, u64>) -> usize {
@@ -347,24 +423,71 @@ mod tests {
 
     #[test]
     fn little_memory_is_unused_whatever_the_order_of_the_keys() {
-        let mut random = testkit::Random::new(11);
-        let (mut ascending, mut mixed) = (SharedMap::new(), SharedMap::new());
-        for key in 0..100_000u64 {
-            ascending.insert(key, key);
-            mixed.insert(random.below(u64::MAX), key);
-        }
-        let capacity = |map: &SharedMap<u64, u64>| -> usize {
-            map.chunks.iter().map(|(_, chunk)| chunk.capacity()).sum()
+        const KEYS: u64 = 100_000;
+        // Keys in order, but each among the next `window` ones, as from so many clients at once.
+        let nearly_in_order = |window: u64| {
+            let mut random = testkit::Random::new(window);
+            let mut waiting: Vec<u64> = (0..window).collect();
+            let mut next = window..KEYS;
+            let from = move || {
+                let at = random.below(waiting.len() as u64) as usize;
+                match next.next() {
+                    Some(key) => std::mem::replace(&mut waiting[at], key),
+                    None => waiting.swap_remove(at),
+                }
+            };
+            std::iter::repeat_with(from).take(KEYS as usize)
         };
-        assert!(capacity(&ascending) <= 100_000 + CHUNK_MAX, "{}", capacity(&ascending));
-        assert!(capacity(&mixed) <= 115_000, "{}", capacity(&mixed));
-        assert_eq!((ascending.first(), SharedMap::<u64, u64>::new().first()), (Some((&0, &0)), None));
-        while !ascending.is_empty() {
-            let before = ascending.len();
-            let removed = ascending.remove_chunk();
-            assert!((1..=CHUNK_MAX).contains(&removed) && ascending.len() == before - removed);
+        let mut random = testkit::Random::new(11);
+        let in_no_order = || random.below(u64::MAX);
+        // Three series that ascend, as the ids that three members make.
+        let in_series = (0..KEYS).map(|key| (key % 3 << 32) + key / 3);
+        type Keys<'k> = Box<dyn Iterator<Item = u64> + 'k>;
+        let orders: [(&str, f64, Keys<'_>); 8] = [
+            ("ascending", 1.01, Box::new(0..KEYS)),
+            ("descending", 1.01, Box::new((0..KEYS).rev())),
+            ("in series", 1.01, Box::new(in_series)),
+            ("within 16", 1.02, Box::new(nearly_in_order(16))),
+            ("within 250", 1.11, Box::new(nearly_in_order(250))),
+            ("within 1000", 1.15, Box::new(nearly_in_order(1000))),
+            ("within 4000", 1.16, Box::new(nearly_in_order(4000))),
+            ("in no order", 1.16, Box::new(std::iter::repeat_with(in_no_order).take(KEYS as usize))),
+        ];
+        for (order, most, keys) in orders {
+            let mut map: SharedMap<u64, u64> = SharedMap::new();
+            for key in keys {
+                map.insert(key, key);
+            }
+            let capacity: usize = map.chunks.iter().map(|(_, chunk)| chunk.capacity()).sum();
+            let each = capacity as f64 / KEYS as f64;
+            assert!(map.len() == KEYS as usize && each <= most, "{order}: memory for {each:.3} entries each");
+            while !map.is_empty() {
+                let before = map.len();
+                let removed = map.remove_chunk();
+                assert!((1..=CHUNK_MAX).contains(&removed) && map.len() == before - removed);
+            }
+            assert_eq!(map.remove_chunk(), 0);
         }
-        assert_eq!(ascending.remove_chunk(), 0);
+    }
+
+    #[test]
+    fn a_small_map_has_the_memory_that_it_needs() {
+        let mut map: SharedMap<u64, u64> = SharedMap::new();
+        assert_eq!(map.first(), None);
+        for key in 0..CHUNK_MAX as u64 {
+            map.insert(key, key);
+            let [(_, only)] = map.chunks.as_slice() else { unreachable!("the map has one chunk") };
+            assert!(only.capacity() <= (only.len() + only.len() / 8).min(CHUNK_MAX), "{}", only.capacity());
+        }
+        for key in (1..2000).rev().chain(CHUNK_MAX as u64..2000) {
+            map.insert(key, key);
+        }
+        for key in (8..2000).rev() {
+            map.remove(&key);
+        }
+        let [(_, only)] = map.chunks.as_slice() else { unreachable!("the map has one chunk") };
+        assert!((only.len(), only.capacity()) <= (8, 40), "{}", only.capacity());
+        assert_eq!(map.first(), Some((&0, &0)));
     }
 
     #[test]

@@ -31,28 +31,25 @@ use numbers::{Index, LeaseId, Seconds};
 /// Width of one slot of the queue, in nanoseconds.
 const SLOT_NS: u64 = 100_000_000;
 const NS_PER_SECOND: u64 = 1_000_000_000;
+const NS_PER_MS: u64 = 1_000_000;
 /// Maximum number of queue entries that [`Expiry::expired`] checks for each lease that it may return. It
 /// bounds the work of a call in which most of the entries are outdated.
 const LOOKS_PER_LEASE: usize = 4;
 
 /// The deadline of one lease, and whether shards may move it. There may be millions of leases, so the times
-/// and indexes have the shortest types in which nearly all of them fit. Those that do not fit are in maps of
-/// their own.
+/// have the shortest types in which nearly all of them fit, and what few leases have is in maps of its own.
 #[derive(Clone, Copy, Debug)]
 struct Timer {
-    /// In nanoseconds since [`Expiry::epoch`].
-    deadline_ns: u64,
+    /// Lower and upper part of the deadline in milliseconds since [`Expiry::epoch`], rounded up.
+    deadline_low: u32,
+    deadline_high: u16,
+    /// Value of [`Expiry::looks`] at which the core last allowed shards to renew this lease without the core;
+    /// 0 if there is no permission. The permission ends when `looks` gets another value.
+    alone_looks: u16,
     /// Time from a renewal to the deadline, in seconds; [`WIDE`] if it is in [`Expiry::wide_ttls`].
     ttl_s: u32,
     /// Slot of the lease in the queue; [`NO_SLOT`] once the lease was returned as expired.
     slot: u32,
-    /// Index of the last log entry that sets or clears the lease checkpoint (a recorded remaining time) of
-    /// this lease, as the distance to [`Expiry::noted_base`]; 0 if there is none, [`WIDE`] if the index is in
-    /// [`Expiry::wide_notes`].
-    noted: u32,
-    /// Value of [`Expiry::looks`] at which the core last allowed shards to renew this lease without the core;
-    /// 0 if there is no permission. The permission ends when `looks` gets another value.
-    alone_looks: u32,
 }
 
 /// Value of `Timer::slot` for a lease that was returned as expired and so has no place in the queue.
@@ -60,12 +57,26 @@ const NO_SLOT: u32 = u32::MAX;
 /// The last slot. It begins 13 years after the epoch. A lease with a later deadline has its place in this
 /// slot, so in a term that lasts longer, each look at the queue also checks the leases in this slot.
 const SLOT_MAX: u32 = u32::MAX - 1;
-/// Value of a field of [`Timer`] for a number that does not fit.
+/// Value of [`Timer::ttl_s`] for a TTL that does not fit.
 const WIDE: u32 = u32::MAX;
+/// Latest deadline in milliseconds since the epoch, some 8,900 years after it.
+const DEADLINE_MS_MAX: u64 = (1 << 48) - 1;
 
 impl Timer {
     fn slot(&self) -> Option<u32> {
         (self.slot != NO_SLOT).then_some(self.slot)
+    }
+
+    /// Returns the deadline in nanoseconds since the epoch; the maximum is some 580 years.
+    fn deadline_ns(&self) -> u64 {
+        let ms = u64::from(self.deadline_high) << 32 | u64::from(self.deadline_low);
+        ms.saturating_mul(NS_PER_MS)
+    }
+
+    /// Sets the deadline to this time in nanoseconds since the epoch, or to up to a millisecond later.
+    fn set_deadline(&mut self, ns: u64) {
+        let ms = ns.div_ceil(NS_PER_MS).min(DEADLINE_MS_MAX);
+        (self.deadline_high, self.deadline_low) = ((ms >> 32) as u16, ms as u32);
     }
 }
 
@@ -113,10 +124,11 @@ pub struct Expiry {
     held_ns: BTreeMap<LeaseId, u64>,
     /// TTLs in nanoseconds that do not fit into a [`Timer`].
     wide_ttls: BTreeMap<LeaseId, u64>,
-    /// Index before the first one that was passed to [`Expiry::noted`]; `None` before its first call.
-    noted_base: Option<Index>,
-    /// Indexes that do not fit into a [`Timer`].
-    wide_notes: BTreeMap<LeaseId, Index>,
+    /// For each lease, the index of the last log entry that sets or clears its lease checkpoint (a recorded
+    /// remaining time), until [`Expiry::forget_notes`] finds it applied.
+    notes: SharedMap<LeaseId, Index>,
+    /// The same notes in the order of their indexes.
+    notes_by_index: SharedMap<(Index, LeaseId), ()>,
     starting: Option<Starting>,
     /// The latest time at which any lease was renewed. The core renews with the time at which its turn began,
     /// which can be earlier than the time of a renewal by a shard. No renewal uses an earlier time than this
@@ -124,7 +136,7 @@ pub struct Expiry {
     renewed_at_ns: u64,
     /// One more than the number of calls of [`Expiry::look_again`], so that it is never the 0 of a timer
     /// without permission.
-    looks: u32,
+    looks: u16,
 }
 
 /// The leases whose clocks are not started yet.
@@ -172,8 +184,8 @@ impl Expiry {
             queue: SharedMap::new(),
             held_ns: BTreeMap::new(),
             wide_ttls: BTreeMap::new(),
-            noted_base: None,
-            wide_notes: BTreeMap::new(),
+            notes: SharedMap::new(),
+            notes_by_index: SharedMap::new(),
             starting: None,
             renewed_at_ns: 0,
             looks: 1,
@@ -227,9 +239,9 @@ impl Expiry {
         let mut forgotten = 0;
         while forgotten < max {
             let side = usize::from(self.held_ns.pop_first().is_some())
-                + usize::from(self.wide_ttls.pop_first().is_some())
-                + usize::from(self.wide_notes.pop_first().is_some());
-            let some = self.timers.remove_chunk().max(self.queue.remove_chunk()).max(side);
+                + usize::from(self.wide_ttls.pop_first().is_some());
+            let notes = self.notes.remove_chunk().max(self.notes_by_index.remove_chunk());
+            let some = self.timers.remove_chunk().max(self.queue.remove_chunk()).max(notes).max(side);
             if some == 0 {
                 return false;
             }
@@ -258,32 +270,26 @@ impl Expiry {
         if timer.ttl_s == WIDE { self.wide_ttls.get(&id).copied().unwrap_or(u64::MAX) } else { narrow }
     }
 
-    fn noted_by(&self, id: LeaseId, timer: &Timer) -> Index {
-        match (timer.noted, self.noted_base) {
-            (0, _) | (_, None) => Index(0),
-            (WIDE, _) => self.wide_notes.get(&id).copied().unwrap_or(Index(0)),
-            (distance, Some(base)) => Index(base.0 + u64::from(distance)),
-        }
-    }
-
     /// Returns the time at which a lease expires unless it is renewed.
     fn ends_ns(&self, id: LeaseId, timer: &Timer) -> u64 {
-        self.held_ns.get(&id).map_or(timer.deadline_ns, |held| timer.deadline_ns.max(*held))
+        self.held_ns.get(&id).map_or(timer.deadline_ns(), |held| timer.deadline_ns().max(*held))
     }
 
     /// Starts the clock of a lease, or restarts it. The lease expires at `now + left` unless it is renewed.
     /// Each renewal moves the deadline to the time of the renewal plus `ttl`.
     pub fn start(&mut self, id: LeaseId, left: Duration, ttl: Duration, now: Instant) {
         self.stop(id);
-        let deadline_ns = self.ns(now).saturating_add(nanoseconds(left));
-        let slot = Expiry::slot_of(deadline_ns);
+        let mut timer =
+            Timer { deadline_low: 0, deadline_high: 0, alone_looks: 0, ttl_s: WIDE, slot: NO_SLOT };
+        timer.set_deadline(self.ns(now).saturating_add(nanoseconds(left)));
+        timer.slot = Expiry::slot_of(timer.deadline_ns());
         let whole_s = u32::try_from(ttl.as_secs()).ok().filter(|_| ttl.subsec_nanos() == 0);
-        let ttl_s = whole_s.unwrap_or(WIDE);
-        if ttl_s == WIDE {
+        timer.ttl_s = whole_s.unwrap_or(WIDE);
+        if timer.ttl_s == WIDE {
             self.wide_ttls.insert(id, nanoseconds(ttl));
         }
-        self.timers.insert(id, Timer { deadline_ns, ttl_s, slot, noted: 0, alone_looks: 0 });
-        self.queue.insert(Place::new(slot, id), ());
+        self.timers.insert(id, timer);
+        self.queue.insert(Place::new(timer.slot, id), ());
     }
 
     /// Removes a lease.
@@ -296,9 +302,7 @@ impl Expiry {
         if timer.ttl_s == WIDE {
             self.wide_ttls.remove(&id);
         }
-        if timer.noted == WIDE {
-            self.wide_notes.remove(&id);
-        }
+        self.forget_note(id);
     }
 
     /// Returns the timer of a lease, and starts the lease's clock first if [`Expiry::start_some`] has not
@@ -318,7 +322,7 @@ impl Expiry {
     fn move_deadline(&mut self, id: LeaseId, timer: &Timer, now_ns: u64) {
         let deadline_ns = now_ns.saturating_add(self.ttl_ns(id, timer));
         if let Some(timer) = self.timers.get_mut(&id) {
-            timer.deadline_ns = deadline_ns;
+            timer.set_deadline(deadline_ns);
         }
     }
 
@@ -350,7 +354,7 @@ impl Expiry {
             self.held_ns.remove(&id);
         }
         self.move_deadline(id, &timer, now);
-        RenewalOutcome::Noted(self.noted_by(id, &timer))
+        RenewalOutcome::Noted(self.notes.get(&id).copied().unwrap_or(Index(0)))
     }
 
     /// Allows shards to renew this lease without the core and to answer with the TTL `told`. The permission
@@ -361,7 +365,7 @@ impl Expiry {
         let Some(timer) = self.timers.get(&id) else { return };
         // A renewal must not be answered with a TTL of 0, which tells the client that the lease does not exist.
         let is_its_own = told > Seconds::ZERO && self.ttl_ns(id, timer) == nanoseconds(told.duration());
-        let looks = if is_its_own && self.looks < u32::MAX { self.looks } else { 0 };
+        let looks = if is_its_own && self.looks < u16::MAX { self.looks } else { 0 };
         if timer.alone_looks != looks
             && let Some(timer) = self.timers.get_mut(&id)
         {
@@ -405,23 +409,35 @@ impl Expiry {
 
     /// Records that the log entry `index` sets or clears a lease checkpoint of this lease.
     pub fn noted(&mut self, id: LeaseId, index: Index) {
-        let base = *self.noted_base.get_or_insert(Index(index.0.saturating_sub(1)));
-        if let Some(timer) = self.timers.get_mut(&id) {
-            let distance = index.0.checked_sub(base.0).and_then(|distance| u32::try_from(distance).ok());
-            let noted = distance.filter(|distance| *distance > 0).unwrap_or(WIDE);
-            if noted == WIDE {
-                self.wide_notes.insert(id, index);
-            } else if timer.noted == WIDE {
-                self.wide_notes.remove(&id);
-            }
-            (timer.noted, timer.alone_looks) = (noted, 0);
+        let Some(timer) = self.timers.get_mut(&id) else { return };
+        timer.alone_looks = 0;
+        self.forget_note(id);
+        self.notes.insert(id, index);
+        self.notes_by_index.insert((index, id), ());
+    }
+
+    fn forget_note(&mut self, id: LeaseId) {
+        if let Some(index) = self.notes.remove(&id) {
+            self.notes_by_index.remove(&(index, id));
         }
+    }
+
+    /// Forgets the applied entries of up to `max` calls of [`Expiry::noted`]. Returns true if some are left.
+    pub fn forget_notes(&mut self, applied: Index, max: usize) -> bool {
+        for _ in 0..max {
+            let Some(((index, id), ())) = self.notes_by_index.first() else { return false };
+            if *index > applied {
+                break;
+            }
+            self.forget_note(*id);
+        }
+        true
     }
 
     /// Returns the remaining time of a lease; zero once it has expired, `None` if it does not exist.
     pub fn left(&self, id: LeaseId, now: Instant) -> Option<Duration> {
         let deadline_ns = match self.timers.get(&id) {
-            Some(timer) => timer.deadline_ns,
+            Some(timer) => timer.deadline_ns(),
             None => {
                 let starting = self.starting.as_ref()?;
                 self.ns(starting.since).saturating_add(nanoseconds(starting.left(id)?.0))
@@ -489,7 +505,7 @@ impl Expiry {
     /// `None`), with their remaining times, in the order of the ids.
     pub fn after(&self, id: Option<LeaseId>, now: Instant) -> impl Iterator<Item = (LeaseId, Duration)> {
         let (timers, now) = (self.timers.after(id.as_ref()), self.ns(now));
-        timers.map(move |(id, timer)| (*id, Duration::from_nanos(timer.deadline_ns.saturating_sub(now))))
+        timers.map(move |(id, timer)| (*id, Duration::from_nanos(timer.deadline_ns().saturating_sub(now))))
     }
 }
 
@@ -508,9 +524,9 @@ mod tests {
 
     #[test]
     fn a_timer_is_small() {
-        // With the 16 bytes of a lease in the replicated state these are 60 bytes. The maps have little unused
-        // memory, so that a lease takes less than 64 bytes in all.
-        assert_eq!((size_of::<(LeaseId, Timer)>(), size_of::<(Place, ())>()), (32, 12));
+        // With the 16 bytes of a lease in the replicated state these are 52 bytes. An eighth of the memory of the
+        // maps may be unused, so that a lease takes less than 64 bytes in all.
+        assert_eq!((size_of::<(LeaseId, Timer)>(), size_of::<(Place, ())>()), (24, 12));
     }
 
     #[test]
@@ -528,7 +544,7 @@ mod tests {
                 assert_eq!(expiry.renew(id, start, start, start), RenewalOutcome::Noted(Index(index)));
             }
         }
-        assert_eq!((expiry.wide_ttls.len(), expiry.wide_notes.len()), (2, 0));
+        assert_eq!((expiry.wide_ttls.len(), expiry.notes.len()), (2, 3));
         assert_eq!(expiry.expired(start + SECOND, 10), [1].map(LeaseId));
         assert!(expiry.expired(start + hundred_years - SECOND, 10).is_empty());
         assert_eq!(expiry.expired(start + hundred_years, 10), [2].map(LeaseId));
@@ -537,8 +553,47 @@ mod tests {
             expiry.noted(LeaseId(id), Index(u64::MAX));
             expiry.stop(LeaseId(id));
         }
-        let side = (expiry.wide_ttls.len(), expiry.wide_notes.len(), expiry.held_ns.len());
-        assert_eq!((side, expiry.timers.len(), expiry.queue.len()), ((0, 0, 0), 0, 0));
+        let side =
+            (expiry.wide_ttls.len(), expiry.notes.len(), expiry.notes_by_index.len(), expiry.held_ns.len());
+        assert_eq!((side, expiry.timers.len(), expiry.queue.len()), ((0, 0, 0, 0), 0, 0));
+    }
+
+    #[test]
+    fn applied_notes_are_forgotten_in_order() {
+        let start = Instant::now();
+        let mut expiry = Expiry::new(start);
+        let noted = |expiry: &mut Expiry, id| match expiry.renew(LeaseId(id), start, start, start) {
+            RenewalOutcome::Noted(index) => index,
+            other => unreachable!("{id} is not renewed: {other:?}"),
+        };
+        for id in 1..=4 {
+            expiry.start(LeaseId(id), SECOND, SECOND, start);
+            expiry.noted(LeaseId(id), Index(10 + id as u64));
+        }
+        // A later entry for a lease takes the place of the earlier one.
+        expiry.noted(LeaseId(1), Index(15));
+        assert!(expiry.forget_notes(Index(11), 10));
+        assert_eq!([1, 2, 3, 4].map(|id| noted(&mut expiry, id)), [15, 12, 13, 14].map(Index));
+        assert!(expiry.forget_notes(Index(14), 2), "no more than two at a time");
+        assert_eq!([1, 2, 3, 4].map(|id| noted(&mut expiry, id)), [15, 0, 0, 14].map(Index));
+        expiry.stop(LeaseId(4));
+        assert_eq!((expiry.notes.len(), expiry.notes_by_index.len()), (1, 1));
+        assert!(!expiry.forget_notes(Index(15), 10));
+        assert_eq!(noted(&mut expiry, 1), Index(0));
+    }
+
+    #[test]
+    fn a_deadline_is_never_early_and_at_most_a_millisecond_late() {
+        let start = Instant::now();
+        let mut expiry = Expiry::new(start);
+        for (id, ns) in (1..).zip([1_u64, 999_999, 1_000_000, 4_294_967_295_999_999, 4_294_967_296_000_001]) {
+            let ttl = Duration::from_nanos(ns);
+            expiry.start(LeaseId(id), ttl, SECOND, start);
+            let left = expiry.left(LeaseId(id), start).expect("its clock runs");
+            assert!(left >= ttl && left < ttl + Duration::from_millis(1), "{ttl:?} became {left:?}");
+        }
+        expiry.start(LeaseId(9), Duration::MAX, SECOND, start);
+        assert!(expiry.left(LeaseId(9), start) > Some(SECOND * 3_155_760_000));
     }
 
     #[test]

@@ -74,6 +74,8 @@ const SETTLE_PAUSE: Duration = Duration::from_millis(200);
 /// most estimates also as a lower bound.
 const VERSION_BYTES: u64 = 48;
 const VERSION_BYTES_MIN: u64 = 8;
+/// Estimated size of a lease in a run, in bytes.
+const LEASE_BYTES: u64 = 12;
 /// Maximum number of bytes by which a run may exceed its estimated size, on a large disk.
 const RUN_SLACK_BYTES: u64 = 256 << 10;
 /// Maximum number of bytes by which a run may exceed its estimated size, on the smallest disks: a block of
@@ -133,6 +135,12 @@ impl Level {
     fn version_bytes(&self) -> u64 {
         let revisions = u64::try_from(self.to - self.from).unwrap_or(0).max(1);
         (self.run.file_bytes / revisions).max(VERSION_BYTES_MIN)
+    }
+
+    /// Returns the average number of bytes per revision in the last run that has versions.
+    fn version_bytes_of(levels: &[Level]) -> u64 {
+        let with_versions = levels.iter().rfind(|level| level.from < level.to);
+        with_versions.map_or(VERSION_BYTES, Level::version_bytes)
     }
 
     /// Returns the level described by the name of a run; `None` if the name has another format.
@@ -435,6 +443,9 @@ impl Checkpointer {
     /// `from_min` is the lowest revision at which a delta may start, because earlier runs may contain
     /// versions that later compactions removed. `in_base` is the size of a version in the base run, if this
     /// process has written that run.
+    ///
+    /// A run without versions has nothing but a head, as if leases were granted and no key was put. The new run
+    /// replaces it: there may be millions of leases, and a start would read them once for each run.
     fn plan(
         levels: &[Level],
         revision: Revision,
@@ -449,15 +460,17 @@ impl Checkpointer {
         }
         let mut kept = levels.len();
         let mut from = levels.last().map_or(Revision(0), |level| level.to);
-        // The size of a version is taken from the last run, without the lower bound `VERSION_BYTES`: an
+        // The size of a version is taken from the last run that has any, without the lower bound `VERSION_BYTES`: an
         // estimate that is too high would cause runs to be rewritten too often.
-        let each = levels.last().map_or(VERSION_BYTES, Level::version_bytes);
+        let each = Level::version_bytes_of(levels);
         let mut bytes = u64::try_from(revision - from).unwrap_or(0).saturating_mul(each);
         while let Some(level) = kept.checked_sub(1).and_then(|last| levels.get(last))
-            && (level.run.file_bytes <= bytes || kept >= RUNS_MAX)
+            && (level.run.file_bytes <= bytes || kept >= RUNS_MAX || level.from == level.to)
         {
             from = level.from;
-            bytes = bytes.saturating_add(level.run.file_bytes);
+            if level.from < level.to {
+                bytes = bytes.saturating_add(level.run.file_bytes);
+            }
             kept -= 1;
         }
         if from < from_min {
@@ -572,9 +585,10 @@ impl Checkpointer {
         } else {
             // The bytes per revision are estimated from the last run, because a revision may have many
             // versions, and keys may be long.
-            let each = self.levels.last().map_or(0, Level::version_bytes).max(VERSION_BYTES);
+            let each = Level::version_bytes_of(&self.levels).max(VERSION_BYTES);
             u64::try_from(to - from).unwrap_or(0).saturating_mul(2 * each)
         };
+        let bytes = bytes.saturating_add(head.leases.len() as u64 * LEASE_BYTES);
         // With an expected size this large, the run is always written into the reserve file. This is
         // necessary if the last checkpoint found the disk full despite its estimate, or if the free space is
         // not known.

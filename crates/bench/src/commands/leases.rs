@@ -44,9 +44,10 @@ pub(super) const LEASES: Command<Run> = Command {
     name: "leases",
     usage: "leases",
     about: "Measure many leases: memory, renewals, ends",
-    long: "Grants many leases, and shows the rate and the server's memory per lease. Then, as the flags say: renews them\n\
-           at a fixed rate; lets all of them end within one second, and shows how late each sampled lease ended and how\n\
-           long puts took meanwhile and before; or attaches many keys to one lease and revokes it beside puts.",
+    long: "Grants many leases, and shows the rate and the server's memory per lease, without that of the connections:\n\
+           each client grants one lease before the memory is read first. Then, as the flags say: renews them at a fixed\n\
+           rate; lets all of them end within one second, and shows how late each sampled lease ended and how long puts\n\
+           took meanwhile and before; or attaches many keys to one lease and revokes it beside puts.",
     flags: &[
         EXPIRE_AT_ONCE.row(),
         FIRST_ID.row(),
@@ -102,8 +103,15 @@ fn leases(session: &Session) -> Result<(), Failure> {
     };
 
     if total > 0 && !matches.get(GRANTED) {
-        let before = rss();
         let ttl = at_once.map_or(Ttl::Seconds(positive(matches, TTL)? as i64), Ttl::EndsAt);
+        // One lease for each client first, so that the buffers of the server's connections are in the memory
+        // before, and only leases make the difference.
+        let warm_up = Plan { total: clients as u64, ..plan.clone() };
+        let other_ids = Ids { first: ids.first + total + (1 << 40), ..ids };
+        let none = Arc::new(Sample::new(0, u64::MAX));
+        let grants = |_| Grants { ids: other_ids, ttl, sample: Arc::clone(&none) };
+        drive::measure(&warm_up, &target, grants, &mut Nobody).map_err(Failure::error)?;
+        let before = rss();
         let grants = |_| Grants { ids, ttl, sample: Arc::clone(&sample) };
         let runs = drive::measure(&plan, &target, grants, &mut Nobody).map_err(Failure::error)?;
         for run in &runs {

@@ -5,7 +5,7 @@ use numbers::{Index, Revision, Term};
 use crate::alarm::Alarms;
 use crate::auth::Auth;
 use crate::codec::{Input, Malformed, put_i64, put_u64};
-use crate::image::{FORMAT, FORMAT_COMPRESSED, FORMAT_HASHED, HEAD};
+use crate::image::{FORMAT, FORMAT_COMPRESSED, FORMAT_HASHED, HEAD, LEASES_APART, LEASES_IN_HEAD_MAX};
 use crate::lease::Leases;
 use crate::machine::Machine;
 use crate::member::Members;
@@ -49,7 +49,7 @@ pub struct Head {
 
 impl Machine {
     /// Returns the head of a checkpoint of the current state. Copying the leases costs one pointer per about
-    /// 200 leases. The matching view must be published before the next entry is applied.
+    /// 230 leases. The matching view must be published before the next entry is applied.
     pub fn head(&self) -> Head {
         assert!(self.is_whole(), "an image is of a moment between two entries");
         let snapshot = self.store.snapshot();
@@ -72,18 +72,36 @@ impl Machine {
 }
 
 impl Head {
-    /// Returns the head block of a run from revision `from` (0 for a base run) with at most `versions`
-    /// versions.
+    /// Returns true if the leases are so many that they are in blocks of their own in a run.
+    pub(crate) fn has_leases_apart(&self) -> bool {
+        self.leases.len() > LEASES_IN_HEAD_MAX
+    }
+
+    /// Returns a head block that contains the leases, of a stream from revision `from` (0 for everything) with
+    /// at most `versions` versions.
     pub(crate) fn encode(&self, from: Revision, versions: u64) -> Vec<u8> {
+        self.encode_with(from, versions, false)
+    }
+
+    /// Returns the head block of a run. It does not contain the leases if [`Head::has_leases_apart`].
+    pub(crate) fn encode_of_run(&self, from: Revision, versions: u64) -> Vec<u8> {
+        self.encode_with(from, versions, self.has_leases_apart())
+    }
+
+    fn encode_with(&self, from: Revision, versions: u64, leases_apart: bool) -> Vec<u8> {
         let mut out = vec![HEAD];
-        put_u64(&mut out, if self.compressed_values { FORMAT_COMPRESSED } else { FORMAT });
+        let format = if self.compressed_values { FORMAT_COMPRESSED } else { FORMAT };
+        put_u64(&mut out, format + if leases_apart { LEASES_APART } else { 0 });
         put_u64(&mut out, from.0 as u64);
         put_u64(&mut out, self.revision.0 as u64);
         put_i64(&mut out, self.compact_revision.0);
         put_u64(&mut out, self.applied_index.0);
         put_u64(&mut out, self.applied_term.0);
         put_u64(&mut out, versions);
-        self.leases.encode(&mut out);
+        match leases_apart {
+            true => put_u64(&mut out, self.leases.len() as u64),
+            false => self.leases.encode(&mut out),
+        }
         self.alarms.encode(&mut out);
         self.members.encode(&mut out);
         state_hash::encode(self.state_hash, &mut out);
@@ -102,6 +120,7 @@ pub(crate) struct SavedHead {
     pub applied_term: Term,
     pub versions: u64,
     pub state_hash: Option<u64>,
+    /// Leases in the head block.
     pub leases: Leases,
     pub alarms: Alarms,
     pub members: Members,
@@ -109,15 +128,26 @@ pub(crate) struct SavedHead {
 }
 
 impl SavedHead {
+    /// Decodes a head that contains the leases.
     pub fn decode(block: &[u8]) -> Result<SavedHead, Malformed> {
+        match SavedHead::decode_of_run(block, true)? {
+            (head, 0) => Ok(head),
+            _ => Err(Malformed("a head without its leases")),
+        }
+    }
+
+    /// Decodes the head of a run. Returns also the number of leases that follow in blocks of their own. Keeps
+    /// the leases in the head only if `keeps_leases` is true.
+    pub fn decode_of_run(block: &[u8], keeps_leases: bool) -> Result<(SavedHead, u64), Malformed> {
         let mut input = Input(block);
         if input.raw(1)? != [HEAD] {
             return Err(Malformed("no head at the beginning"));
         }
         let format = input.u64()?;
-        if !(1..=FORMAT_COMPRESSED).contains(&format) {
+        if !(1..=FORMAT_COMPRESSED + LEASES_APART).contains(&format) {
             return Err(Malformed("a format of another version of this program"));
         }
+        let mut leases_apart = 0;
         let number = |n: u64| i64::try_from(n).map_err(|_| Malformed("a revision out of range"));
         let mut head = SavedHead {
             from: Revision(number(input.u64()?)?),
@@ -127,11 +157,18 @@ impl SavedHead {
             applied_term: Term(input.u64()?),
             versions: input.u64()?,
             state_hash: None,
-            leases: Leases::decode(&mut input)?,
-            alarms: Alarms::decode(&mut input)?,
-            members: Members::decode(&mut input)?,
+            leases: Leases::default(),
+            alarms: Alarms::default(),
+            members: Members::default(),
             auth: Auth::default(),
         };
+        match keeps_leases {
+            _ if format > FORMAT_COMPRESSED => leases_apart = input.u64()?,
+            true => head.leases = Leases::decode(&mut input)?,
+            false => Leases::skip(&mut input)?,
+        }
+        head.alarms = Alarms::decode(&mut input)?;
+        head.members = Members::decode(&mut input)?;
         if format >= 2 {
             let hash = state_hash::decode(&mut input)?;
             head.state_hash = hash.filter(|_| format >= FORMAT_HASHED);
@@ -153,6 +190,6 @@ impl SavedHead {
         {
             return Err(Malformed("a revision out of range"));
         }
-        Ok(head)
+        Ok((head, leases_apart))
     }
 }

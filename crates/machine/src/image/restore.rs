@@ -7,7 +7,8 @@ use numbers::{LeaseId, Revision};
 use planted::Bug;
 
 use crate::codec::{Input, Malformed};
-use crate::image::{END, Entry, EntryReader, KEYS, SavedHead};
+use crate::image::{END, Entry, EntryReader, KEYS, LEASES, SavedHead};
+use crate::lease::Leases;
 use crate::machine::{Machine, Rules, SegmentUse, loaded_bytes};
 use crate::state_hash::StateHash;
 
@@ -80,9 +81,14 @@ where
     let mut opened: Vec<RunReader<I, B>> = Vec::with_capacity(runs.len());
     let mut newest: Option<SavedHead> = None;
     let mut versions = 0u64;
-    for mut blocks in runs {
+    let last = runs.len().saturating_sub(1);
+    for (at, mut blocks) in runs.into_iter().enumerate() {
         let block = blocks.next().ok_or(Malformed("a run without a head"))?.map_err(RestoreError::Read)?;
-        let head = SavedHead::decode(block.as_ref())?;
+        // Each run has all leases of its time, of which those of the newest one count.
+        let is_newest = at == last;
+        let (mut head, leases) = SavedHead::decode_of_run(block.as_ref(), is_newest)?;
+        drop(block);
+        take_leases(&mut blocks, leases, is_newest.then_some(&mut head.leases))?;
         let follows = match &newest {
             None => head.from == Revision(0),
             Some(before) => {
@@ -102,6 +108,31 @@ where
     let head = newest.ok_or(Malformed("a checkpoint without runs"))?;
     let reading = Reading { runs: opened, compacted: head.compact_revision };
     Ok((reading, Building { intake: Intake::new(head, versions) }))
+}
+
+/// Reads the blocks that contain this number of leases, and adds the leases to `into` if there is one.
+fn take_leases<B: AsRef<[u8]>, E>(
+    blocks: &mut impl Iterator<Item = Result<B, E>>,
+    mut left: u64,
+    mut into: Option<&mut Leases>,
+) -> Result<(), RestoreError<E>> {
+    while left > 0 {
+        let block =
+            blocks.next().ok_or(Malformed("a run with leases missing"))?.map_err(RestoreError::Read)?;
+        let [LEASES, leases @ ..] = block.as_ref() else {
+            return Err(Malformed("a run with leases missing").into());
+        };
+        let mut input = Input(leases);
+        let count = match &mut into {
+            Some(into) => into.decode_some(&mut input)?,
+            None => input.u64()?,
+        };
+        if count == 0 || count > left {
+            return Err(Malformed("a run with other leases than its head says").into());
+        }
+        left -= count;
+    }
+    Ok(())
 }
 
 /// A batch of versions is passed on once its keys have this total size in bytes, even if it contains few

@@ -1,11 +1,11 @@
 //! Writes a run of a checkpoint, block by block.
 
 use mvcc::{Changes, Snapshot, Version};
-use numbers::{ChangeId, Revision};
+use numbers::{ChangeId, LeaseId, Revision};
 
 use crate::as_of::{AsOf, Overtaken};
 use crate::codec::put_u64;
-use crate::image::{BLOCK_BYTES, END, Entry, EntryWriter, Head, KEYS};
+use crate::image::{BLOCK_BYTES, END, Entry, EntryWriter, Head, KEYS, LEASES};
 
 /// Writer of one run of a checkpoint. It can be used on any thread and for any length of time, but it fails
 /// if a version that it still needs is removed after a compaction.
@@ -20,6 +20,8 @@ pub struct RunWriter {
 
 enum Stage {
     Head,
+    /// Blocks of leases, of which the next one begins after this lease.
+    Leases(Option<LeaseId>),
     Keys,
     End,
     Done,
@@ -53,7 +55,8 @@ impl RunWriter {
     }
 
     /// Returns the next block of up to about 128 KiB, or `None` after the last block. A head block with many
-    /// leases, or a block with a long key, may be longer. The first call for a delta run sorts its versions.
+    /// users, leases or members may have some megabytes, and a block with a long key may be longer. The first
+    /// call for a delta run sorts its versions.
     ///
     /// # Errors
     ///
@@ -62,7 +65,7 @@ impl RunWriter {
     pub fn next_block(&mut self) -> Result<Option<Vec<u8>>, Overtaken> {
         match self.stage {
             Stage::Head => {
-                self.stage = Stage::Keys;
+                self.stage = if self.head.has_leases_apart() { Stage::Leases(None) } else { Stage::Keys };
                 if self.from > Revision(0) {
                     self.walk = Walk::delta(&self.state.slice()?.snapshot(), self.from);
                 }
@@ -70,7 +73,20 @@ impl RunWriter {
                     Revision(0) => self.head.versions,
                     _ => self.walk.queue.len() as u64,
                 };
-                Ok(Some(self.head.encode(self.from, versions)))
+                Ok(Some(self.head.encode_of_run(self.from, versions)))
+            }
+            Stage::Leases(behind) => {
+                let mut block = vec![LEASES];
+                match self.head.leases.encode_some(behind, BLOCK_BYTES, &mut block) {
+                    None => {
+                        self.stage = Stage::Keys;
+                        self.next_block()
+                    }
+                    last => {
+                        self.stage = Stage::Leases(last);
+                        Ok(Some(block))
+                    }
+                }
             }
             Stage::Keys => {
                 let mut block = Vec::with_capacity(BLOCK_BYTES + (4 << 10));

@@ -232,6 +232,97 @@ fn a_long_history_spans_blocks() {
     assert_eq!(machine.in_use_bytes(), back.in_use_bytes());
 }
 
+/// Returns a base run and a delta run of a machine with more leases than a head contains, and the machine.
+fn with_many_leases() -> (Machine, Blocks, Blocks) {
+    let (mut machine, journal) = (Machine::new(RULES), Journal::default());
+    let mut random = Random::new(5);
+    for n in 0..66_000 {
+        let id = if n % 2 == 0 { n } else { random.number() as i64 };
+        execute(
+            &mut machine,
+            &journal,
+            &grant(id, [0, 60, i64::from(u32::MAX), 9_000_000_000][n as usize % 4]),
+        );
+    }
+    execute(&mut machine, &journal, &put("key", "v", 2));
+    let base = run(&mut machine, Revision(0));
+    let saved = machine.store.current_revision();
+    let revoke = LeaseRevokeRequest { id: 4 };
+    let revoke = InternalRaftRequest { lease_revoke: Some(revoke), ..Default::default() };
+    execute(&mut machine, &journal, &revoke);
+    execute(&mut machine, &journal, &put("other", "v", 6));
+    let delta = run(&mut machine, saved);
+    (machine, base, delta)
+}
+
+#[test]
+fn many_leases_are_in_blocks_of_their_own() {
+    const LEASES: u8 = 4;
+    let (mut machine, base, delta) = with_many_leases();
+    let longest = base.iter().chain(&delta).map(Vec::len).max();
+    assert!(longest < Some(129 << 10), "{longest:?}");
+    let leases = base.iter().filter(|block| block[0] == LEASES).count();
+    assert!(leases > 3, "{leases} blocks of leases");
+    // The leases are those of the newest run.
+    let mut back = restored(&[base.clone(), delta.clone()]).unwrap();
+    assert_same(&mut machine, &mut back);
+    assert!(back.leases.get(LeaseId(4)).is_none() && back.leases == machine.leases);
+    let mut back = restored(&[run(&mut machine, Revision(0))]).unwrap();
+    assert_same(&mut machine, &mut back);
+    // A block of leases is missing, comes twice, or comes in another place.
+    let missing = Some(RestoreError::Malformed(Malformed("a run with leases missing")));
+    for runs in [vec![base.clone()], vec![base.clone(), delta.clone()]] {
+        for run in 0..runs.len() {
+            for at in 1..=leases.min(3) {
+                let mut cut = runs.clone();
+                let block = cut[run].remove(at);
+                assert_eq!(restored(&cut).err(), missing);
+                cut[run].insert(at, block.clone());
+                cut[run].insert(at, block);
+                assert!(restored(&cut).is_err());
+            }
+        }
+    }
+    let mut none = base.clone();
+    none[1] = vec![LEASES, 0];
+    assert!(restored(&[none]).is_err());
+    // Once the leases are few they are in the head again, which an older release can read.
+    let ids: Vec<i64> = machine.leases.iter().map(|(id, _)| id.0).skip(100).collect();
+    for id in ids {
+        let revoke = LeaseRevokeRequest { id };
+        let revoke = InternalRaftRequest { lease_revoke: Some(revoke), ..Default::default() };
+        execute(&mut machine, &Journal::default(), &revoke);
+    }
+    let few = run(&mut machine, Revision(0));
+    assert!(few.iter().all(|block| block[0] != LEASES) && few[0][1] == 4);
+}
+
+#[test]
+fn no_damage_to_leases_makes_it_panic() {
+    let (_, base, delta) = with_many_leases();
+    let mut random = Random::new(13);
+    let (mut refused, mut taken) = (0u32, 0u32);
+    for _ in 0..100 {
+        let mut runs = [base.clone(), delta.clone()];
+        let run = &mut runs[random.below(2) as usize];
+        let block = &mut run[random.below(3) as usize];
+        let byte = match random.below(3) {
+            0 => random.below(8),
+            _ => random.below(block.len() as u64),
+        };
+        block[byte as usize] ^= 1 << random.below(8);
+        match restore(RULES, runs.iter().map(|run| run.iter().map(Ok::<_, Infallible>)).collect()) {
+            Err(_) => refused += 1,
+            Ok(mut machine) => {
+                taken += 1;
+                execute(&mut machine, &Journal::default(), &grant(1_000_001, 60));
+                assert!(machine.leases.iter().map(|(id, _)| id).is_sorted());
+            }
+        }
+    }
+    assert!(refused > 10 && taken > 10, "{refused} refused, {taken} taken");
+}
+
 /// Returns a machine with state of every kind, from fixed commands at fixed locations.
 pub fn specimen(journal: &Journal) -> Machine {
     let mut machine = Machine::new(RULES);

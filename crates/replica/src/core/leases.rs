@@ -176,6 +176,8 @@ pub(super) struct LeaseClocks {
     /// Progress of the clearing pass before the last batch of checkpoints that it returned. It is kept until
     /// that batch is in the log: if its entry cannot be proposed, the pass goes back to this point.
     slice_began: Option<ClearingPass>,
+    /// True if the deadlines may still contain notes of entries.
+    has_notes: bool,
     /// True if an entry of the clearing pass could not be proposed since the last tick.
     slice_refused: bool,
     /// Log indexes of entries that clear lease checkpoints and are not applied yet.
@@ -220,6 +222,7 @@ impl LeaseClocks {
             noting: None,
             taking_back: None,
             slice_began: None,
+            has_notes: false,
             slice_refused: false,
             slices: VecDeque::new(),
             doubt: false,
@@ -341,6 +344,11 @@ impl LeaseClocks {
         while self.slices.front().is_some_and(|index| *index <= applied) {
             self.slices.pop_front();
         }
+        // While checkpoints are distrusted, it matters for which leases this leader has made an entry; otherwise
+        // only which of its entries are not applied yet.
+        if self.has_notes && !self.doubt {
+            self.has_notes = self.renewals.with(|expiry| expiry.forget_notes(applied, LEASES_PER_TURN));
+        }
         self.time.look(applied, commit, now);
     }
 
@@ -388,6 +396,7 @@ impl LeaseClocks {
 
     /// Records that the entry at this index sets or clears the checkpoints of these leases.
     pub fn noted(&mut self, checkpoints: &[LeaseCheckpoint], index: Index) {
+        self.has_notes = true;
         self.renewals.with(|expiry| {
             checkpoints.iter().for_each(|checkpoint| expiry.noted(LeaseId(checkpoint.id), index));
         });

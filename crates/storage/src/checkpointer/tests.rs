@@ -85,6 +85,20 @@ fn each_version_is_written_a_few_times() {
     }
 }
 
+#[test]
+fn a_run_without_versions_is_replaced() {
+    let base = level(0, 1000, 40 << 10);
+    let plan = |levels: &[Level], revision, from_min| {
+        Checkpointer::plan(levels, Revision(revision), (100_000, None), Revision(from_min))
+    };
+    let empty = [base.clone(), level(1000, 1000, 1 << 20)];
+    assert_eq!(plan(&empty, 1000, 0), (Revision(1000), 1));
+    assert_eq!(plan(&empty, 1001, 0), (Revision(1000), 1));
+    assert_eq!(plan(&empty, 1001, 1001), (Revision(0), 0), "the tombstones after it were removed");
+    let filled = [base, level(1000, 1001, 1 << 20)];
+    assert_eq!(plan(&filled, 1001, 0), (Revision(1001), 2));
+}
+
 /// Executes an order for a checkpoint and returns the result that the core receives.
 fn checkpointed(
     checkpointer: &mut Checkpointer,
