@@ -187,7 +187,8 @@ impl World {
         // If members have different learner limits, more of the added members are learners, so that the
         // cluster reaches the limits.
         let is_learner = self.dice.operator.one_in(2) || self.has_many_learners();
-        let message = pb::MemberAddRequest { peer_urls: vec![url(number)], is_learner, is_witness: false }.encode_to_vec();
+        let message = pb::MemberAddRequest { peer_urls: vec![url(number)], is_learner, is_witness: false }
+            .encode_to_vec();
         self.operator_call(at, Rpc::ClusterMemberAdd, message, Doing::Add);
     }
 
