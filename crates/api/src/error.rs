@@ -278,8 +278,10 @@ pub const NOT_SUPPORTED_FOR_WITNESS: Status = Status::new(
 pub const WITNESS_IS_NO_LEARNER: Status =
     Status::new(Code::FailedPrecondition, "mainstay: a witness has a vote, so it cannot be a learner");
 /// Mainstay's own: the cluster has a witness already.
-pub const TOO_MANY_WITNESSES: Status =
-    Status::new(Code::FailedPrecondition, "mainstay: the cluster has a witness already, and more than one would not be safe");
+pub const TOO_MANY_WITNESSES: Status = Status::new(
+    Code::FailedPrecondition,
+    "mainstay: the cluster has a witness already, and more than one would not be safe",
+);
 /// Mainstay's own: a witness is to be added to a cluster with fewer than two voting members.
 pub const TOO_FEW_MEMBERS_FOR_WITNESS: Status = Status::new(
     Code::FailedPrecondition,

@@ -225,7 +225,10 @@ fn check_witness(name: &str, is_witness: bool, witness: &str, members: usize) ->
         ));
     }
     if !witness.is_empty() && members < 3 {
-        return Err("--initial-cluster-witness needs two members with data beside the witness in --initial-cluster".to_owned());
+        return Err(
+            "--initial-cluster-witness needs two members with data beside the witness in --initial-cluster"
+                .to_owned(),
+        );
     }
     Ok(())
 }

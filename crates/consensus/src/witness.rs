@@ -230,7 +230,8 @@ impl Witness {
     }
 
     fn settle_mode(&mut self, moment: &Moment<'_>) {
-        let in_step = |id: u64| id == moment.own || self.members.get(&id).is_some_and(|member| member.in_step);
+        let in_step =
+            |id: u64| id == moment.own || self.members.get(&id).is_some_and(|member| member.in_step);
         let mut present: Vec<u64> =
             moment.voters.iter().filter(|(id, _)| in_step(*id)).map(|(_, matched)| *matched).collect();
         let mut all: Vec<u64> = moment.voters.iter().map(|(_, matched)| *matched).collect();
@@ -382,6 +383,10 @@ mod tests {
             assert_eq!(look(tick, [7, 7, 6, 0], &[2, 3]), (6, false), "member 4 is down");
         }
         assert_eq!(look(12, [7, 7, 6, 0], &[2, 3]), (6, false), "its last acknowledgement is 9 ticks old");
-        assert_eq!(look(13, [9, 8, 6, 0], &[2]), (8, true), "two members have it, and the witness is the third");
+        assert_eq!(
+            look(13, [9, 8, 6, 0], &[2]),
+            (8, true),
+            "two members have it, and the witness is the third"
+        );
     }
 }

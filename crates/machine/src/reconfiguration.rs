@@ -147,7 +147,9 @@ impl Reconfiguration {
             Reconfiguration::Update(_, urls) if urls.iter().any(is_used) => Err(error::PEER_URL_EXIST),
             // Raft needs at least one voter, so the last voter cannot be removed, whatever the options allow. A
             // witness cannot lead, so it does not count.
-            Reconfiguration::Remove(id) if members.data_voters() == [*id] => Err(error::MEMBER_NOT_ENOUGH_STARTED),
+            Reconfiguration::Remove(id) if members.data_voters() == [*id] => {
+                Err(error::MEMBER_NOT_ENOUGH_STARTED)
+            }
             Reconfiguration::Promote(_) | Reconfiguration::Remove(_) | Reconfiguration::Update(..) => Ok(()),
         }
     }

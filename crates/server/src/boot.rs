@@ -48,6 +48,9 @@ use telemetry::logging::{Logger, Value};
 
 /// Time that calls in flight may still take when the member stops.
 const STOP_TIMEOUT: Duration = Duration::from_secs(2);
+/// Bytes of a segment of a witness's log, whose entries have a few dozen bytes: a member's log has segments of up to
+/// 64 MiB, three of which are made at once.
+const WITNESS_SEGMENT_BYTES: u32 = 2 << 20;
 /// Interval at which a start that waits for the cluster checks `stop_wanted`.
 const READY_LOOK: Duration = Duration::from_millis(200);
 
@@ -117,7 +120,7 @@ pub fn start(
         events: &events,
         logger: &logger,
         threads: true,
-        segment_bytes: None,
+        segment_bytes: config.is_witness.then_some(WITNESS_SEGMENT_BYTES),
         seed: None,
         switches: opening::Switches::default(),
         begin: &|| match config.cluster.discovery {

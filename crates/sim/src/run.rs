@@ -295,7 +295,9 @@ impl Life<'_> {
                 world.history.holdings.push(Holding { client, fence, lease, from, until });
             }
         }
-        for at in world.members().into_iter().filter(|at| Some(*at) != world.profile.witness()).collect::<Vec<_>>() {
+        for at in
+            world.members().into_iter().filter(|at| Some(*at) != world.profile.witness()).collect::<Vec<_>>()
+        {
             let said = world.final_of(at)?;
             world.history.finals.push(said);
         }

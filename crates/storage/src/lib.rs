@@ -52,7 +52,6 @@ pub mod kv_hash;
 pub mod log_dir;
 pub mod nospace;
 pub mod observer_mark;
-pub mod witness_mark;
 pub mod opening;
 mod options;
 pub mod read_ahead;
@@ -64,6 +63,7 @@ pub mod stopped;
 pub mod taken_over;
 pub mod terms;
 pub mod values;
+pub mod witness_mark;
 
 pub use error::{DataDirError, FirstEntriesError, Inconsistency, LogDirMismatch, MissingEntries};
 pub use identity::Identity;

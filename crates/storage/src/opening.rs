@@ -33,10 +33,10 @@ use crate::identity::Identity;
 use crate::log_dir::{self, LogDir, OtherFiles};
 use crate::nospace::{Cause, Note};
 use crate::observer_mark;
-use crate::witness_mark;
 use crate::options::Options;
 use crate::taken_over::TakenOver;
 use crate::terms::Terms;
+use crate::witness_mark;
 use telemetry::logging::{Logger, Value};
 
 /// Settings that a test or a simulation may change. A real server uses the defaults.

@@ -299,7 +299,9 @@ impl<'a> Rebuild<'a> {
         let data_dir = self.config.storage.data_dir.clone();
         let journal_path = journal_path(&data_dir);
         let (whole, member_lock) = self.lock(&data_dir)?;
-        if storage::witness_mark::is_marked(&disk::RealDisk, &data_dir.join("member")).is_ok_and(|marked| marked) {
+        if storage::witness_mark::is_marked(&disk::RealDisk, &data_dir.join("member"))
+            .is_ok_and(|marked| marked)
+        {
             return Err(RebuildError::Refused(format!(
                 "{} is the data directory of a witness, which has no keys to restore: remove the witness from the cluster, \
                  add it again with `mainstay ctl member add --witness`, and start it with an empty directory",

@@ -201,7 +201,8 @@ impl Node {
 
     /// Returns true if this node must not campaign because it is a witness.
     pub(super) fn never_leads(&self) -> bool {
-        (self.config.is_witness || self.config.id.0 == self.witness.id()) && !planted::is(Bug::WitnessCampaigns)
+        (self.config.is_witness || self.config.id.0 == self.witness.id())
+            && !planted::is(Bug::WitnessCampaigns)
     }
 }
 

@@ -105,7 +105,11 @@ fn change_members(sim: &mut Sim, id: u64) {
             (kind, new)
         }
         1 => (ConfChangeKind::AddVoter, some),
-        2 if state.voters.len() > 2 && (some != WITNESS || sim.dice.one_in(4)) || state.learners.contains(&some) => (ConfChangeKind::Remove, some),
+        2 if state.voters.len() > 2 && (some != WITNESS || sim.dice.one_in(4))
+            || state.learners.contains(&some) =>
+        {
+            (ConfChangeKind::Remove, some)
+        }
         _ => (ConfChangeKind::Update, some),
     };
     if sim.propose_change(id, kind, node).is_ok() && !sim.members.contains_key(&node) {

@@ -285,7 +285,11 @@ fn network(sim: &mut Sim) {
     let len = sim.network.len() as u64;
     let at = if sim.dice.one_in(4) { sim.dice.below(len) } else { sim.dice.below(len.min(3)) };
     let message = sim.network.remove(usize::try_from(at).expect("small"));
-    if sim.dice.one_in(30) { sim.lose(&message) } else { sim.deliver(message) }
+    if sim.dice.one_in(30) {
+        sim.lose(&message)
+    } else {
+        sim.deliver(message)
+    }
     if sim.network.len() > 400 {
         let lost: Vec<_> = sim.network.drain(..200).collect();
         lost.iter().for_each(|message| sim.lose(message));
@@ -310,7 +314,8 @@ fn lose_one(seed: u64) -> (u64, bool) {
         }
         // The leader of the newest term says that it does not count the witness: now any machine may be lost.
         let Some(leader) = sim.leader() else { continue };
-        let is_newest = sim.running().iter().all(|id| sim.node(*id).status().term <= sim.node(leader).status().term);
+        let is_newest =
+            sim.running().iter().all(|id| sim.node(*id).status().term <= sim.node(leader).status().term);
         if is_newest && !sim.node(leader).counts_witness() && sim.dice.one_in(20) {
             let id = sim.dice.pick(&ids);
             led = id == leader;

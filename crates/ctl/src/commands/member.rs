@@ -96,7 +96,9 @@ pub(super) async fn add(call: &Call) -> Result<(), Failure> {
     }
     let is_witness = call.matches.get(WITNESS);
     if is_witness && call.matches.get(LEARNER) {
-        return Err(Failure::bad_args("a witness has a vote, so it cannot be a learner: give --witness or --learner"));
+        return Err(Failure::bad_args(
+            "a witness has a vote, so it cannot be a learner: give --witness or --learner",
+        ));
     }
     // A server that knows no witnesses adds a learner instead, which has no vote and can be removed again.
     let is_learner = is_witness || call.matches.get(LEARNER);

@@ -12,8 +12,10 @@ impl World {
         if self.machine_lost || self.places[at].observes || at >= self.profile.members {
             return;
         }
-        let probes: Vec<_> =
-            self.places_of_members().filter_map(|place| Some(place.process.as_ref()?.stepped.probe())).collect();
+        let probes: Vec<_> = self
+            .places_of_members()
+            .filter_map(|place| Some(place.process.as_ref()?.stepped.probe()))
+            .collect();
         let newest = probes.iter().map(|probe| probe.term).max();
         let in_step = |probe: &server::stepped::Probe| {
             probe.role == Role::Leader && Some(probe.term) == newest && !probe.counts_witness

@@ -283,7 +283,11 @@ impl Core {
                 true => self.source_for_witness(MemberId(to)),
                 false => crate::transfer::Source::new(MemberId(to), head, trail, state, &self.shared),
             };
-            let source = if self.observers.feeds(to) || self.machine.members.is_witness(to) { source.in_own_form() } else { source };
+            let source = if self.observers.feeds(to) || self.machine.members.is_witness(to) {
+                source.in_own_form()
+            } else {
+                source
+            };
             peers.send_snapshot(message, Box::new(source));
         }
     }
