@@ -1,0 +1,2 @@
+def page(*a): return ''
+def check(*a): return 0
