@@ -23,15 +23,21 @@ from pathlib import Path
 from etcd_suites import document, expectations, modules, running
 
 # The longest tests of etcd's are upgrades and downgrades of a whole cluster.
+GOES_DOWN = re.compile("TestDowngrade|TestVersions$")
 TEST_SECONDS = {"common": 300, "e2e": 300, "robustness": 1800}
 
 
 class Suite:
-    """A test program with what it needs. `reference_flags` put real etcd in the place of Mainstay; None where that says nothing."""
+    """A test program with what it needs. `flags_down` are for tests that start the program of the release before on the files of this
+    one, so both have to be Mainstay; None if there is no such release. `reference_flags` put real etcd in the place of Mainstay;
+    None where that says nothing."""
 
-    def __init__(self, release, name, program, cwd, flags, reference_flags, tests):
+    def __init__(self, release, name, program, cwd, flags, flags_down, reference_flags, tests):
         self.release, self.name, self.program, self.cwd, self.tests = release, name, program, cwd, tests
-        self.flags, self.reference_flags = flags, reference_flags
+        self.flags, self.flags_down, self.reference_flags = flags, flags_down, reference_flags
+
+    def flags_of(self, test):
+        return self.flags_down if GOES_DOWN.match(test) and self.flags_down else self.flags
 
 
 def prepare(release_name, suite_name, work, mainstay):
@@ -47,26 +53,32 @@ def prepare(release_name, suite_name, work, mainstay):
         return prepare_robustness(release, own, work, mainstay, older)
     release.build_tests()
     # etcdctl is etcd's, so that only the server differs; etcdutl has to read the server's own files.
-    ours = modules.fill_bin(work / f"bin-{release_name}", etcd=own, etcdctl=release.programs / "etcdctl", etcdutl=etcdutl(work, mainstay),
-                            etcd_last_release=last)
-    reference = modules.fill_bin(work / f"bin-{release_name}-reference", etcd=release.programs / "etcd",
-                                 etcdctl=release.programs / "etcdctl", etcdutl=release.programs / "etcdutl", etcd_last_release=last)
+    programs = {"etcd": own, "etcdctl": release.programs / "etcdctl", "etcdutl": etcdutl(work, mainstay)}
+    ours = modules.fill_bin(work / f"bin-{release_name}", **programs, etcd_last_release=last)
+    down = None
+    if older:
+        as_older = modules.as_release(work / f"as-{older}" / "etcd", mainstay, older)
+        down = [f"-bin-dir={modules.fill_bin(work / f'bin-{release_name}-down', **programs, etcd_last_release=as_older)}"]
+    reference = modules.fill_bin(work / f"bin-{release_name}-reference", etcd_last_release=last,
+                                 **{name: release.programs / name for name in programs})
     program, cwd = release.tests / f"{suite_name}.test", release.tests / suite_name
-    return Suite(release_name, suite_name, program, cwd, [f"-bin-dir={ours}"], [f"-bin-dir={reference}"], running.tests_of(program, cwd))
+    return Suite(release_name, suite_name, program, cwd, [f"-bin-dir={ours}"], down, [f"-bin-dir={reference}"],
+                 running.tests_of(program, cwd))
 
 
 def prepare_robustness(release, own, work, mainstay, older):
     program, certificates = modules.build_robustness(work)
     ours = modules.fill_bin(work / f"bin-{release.release}-robustness", etcd=own)
-    # The others of mixed clusters are etcd's of this release. What members are downgraded to has to read their data.
-    flags = [f"-cert-dir={certificates}", f"-bin-dir={ours}", f"-bin-last-release={release.programs / 'etcd'}"]
-    tests = ["TestExploratory", "TestRegression", "TestIssues", "TestMixed", *running.tests_of(program, modules.ROBUSTNESS)]
-    if not older or older == "3.5":
-        tests = [test for test in tests if test != "TestVersions"]
-    suite = Suite(release.release, "robustness", program, modules.ROBUSTNESS, flags, None, list(dict.fromkeys(tests)))
-    if "TestVersions" in suite.tests:
-        suite.older_flag = f"-bin-last-release={modules.as_release(work / f'as-{older}' / 'etcd', mainstay, older)}"
-    return suite
+    flags = [f"-cert-dir={certificates}", f"-bin-dir={ours}"]
+    # The others of mixed clusters are etcd's of this release.
+    mixed, down = [*flags, f"-bin-last-release={release.programs / 'etcd'}"], None
+    tests = running.tests_of(program, modules.ROBUSTNESS)
+    if older and older != "3.5":
+        down = [*flags, f"-bin-last-release={modules.as_release(work / f'as-{older}' / 'etcd', mainstay, older)}"]
+    else:
+        # Before 3.6 etcd has no downgrades.
+        tests.remove("TestVersions")
+    return Suite(release.release, "robustness", program, modules.ROBUSTNESS, mixed, down, None, tests)
 
 
 def etcdutl(work, mainstay):
@@ -93,9 +105,7 @@ class Run:
         return running.run(suite.program, test, suite.cwd, flags, log, TEST_SECONDS[suite.name], environment)
 
     def test(self, suite, test):
-        flags = list(suite.flags)
-        if test == "TestVersions":
-            flags[-1] = suite.older_flag
+        flags = suite.flags_of(test)
         log = self.work / "logs" / suite.release / suite.name / f"{test}.log"
         outcome = self.once(suite, test, flags, log)
         result = {"state": outcome.state, "seconds": outcome.seconds, "parts": outcome.parts, "again": None, "etcd": None}

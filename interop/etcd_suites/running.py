@@ -79,7 +79,6 @@ def judge(log, test, code):
 
 
 def skipped_because(outcome):
-    """The reason that a skipped test gave: the line before its result."""
-    lines = outcome.log.read_text(errors="replace").splitlines()
-    said = [line for line in lines if re.match(r"\s+\S+\.go:\d+: ", line)]
-    return re.sub(r"^\s+\S+\.go:\d+: ", "", said[-1]).strip() if said else "skipped"
+    """The reason that a skipped test gave: what it wrote last before its result."""
+    said = re.findall(r"^\s+\S+\.go:\d+: (.+)$", outcome.log.read_text(errors="replace"), re.M)
+    return said[-1].strip() if said else "skips itself, without a reason"

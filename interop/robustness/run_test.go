@@ -101,8 +101,10 @@ func load(ctx context.Context, t *testing.T, lg *zap.Logger, cluster *e2e.EtcdPr
 		time.Sleep(around())
 		done, err := failpoint.Inject(ctx, t, lg, cluster, s.Failpoint, began, ids)
 		if err != nil {
+			// Not returned: the others end with other errors, and the first one that is returned hides the rest.
+			t.Errorf("the fault: %v", err)
 			cancel()
-			return err
+			return nil
 		}
 		time.Sleep(around())
 		faults = done.Client
