@@ -1,6 +1,7 @@
 package robustness
 
 import (
+	"cmp"
 	"context"
 	"errors"
 	"fmt"
@@ -89,6 +90,41 @@ var (
 		return nil, nil
 	}, 3}
 )
+
+// awayUntilSnapshot keeps a member stopped until the others have dropped the entries that it lacks.
+var awayUntilSnapshot = fault{"AwayUntilSnapshot", func(ctx context.Context, at site) ([]report.ClientReport, error) {
+	absent := rand.Intn(len(at.cluster.Procs))
+	var others []string
+	for i, member := range at.cluster.Procs {
+		if i != absent {
+			others = append(others, member.EndpointsGRPC()...)
+		}
+	}
+	c, err := clientv3.New(clientv3.Config{Endpoints: others, Logger: zap.NewNop()})
+	if err != nil {
+		return nil, err
+	}
+	defer c.Close()
+	member := at.cluster.Procs[absent]
+	if err := member.Kill(); err != nil {
+		return nil, err
+	}
+	if err := member.Wait(ctx); err != nil {
+		return nil, err
+	}
+	var first int64
+	server := at.cluster.Cfg.ServerConfig
+	for {
+		if now, err := c.Get(ctx, "/"); err == nil {
+			first = cmp.Or(first, now.Header.Revision)
+			if now.Header.Revision-first > int64(server.SnapshotCount+server.SnapshotCatchUpEntries) {
+				return nil, member.Start(ctx)
+			}
+		} else if ctx.Err() != nil {
+			return nil, fmt.Errorf("the others write too little: %w", err)
+		}
+	}
+}, 3}
 
 func repeated(times int, inject func(context.Context, site) ([]report.ClientReport, error)) func(context.Context, site) ([]report.ClientReport, error) {
 	return func(ctx context.Context, at site) (reports []report.ClientReport, err error) {
