@@ -9,7 +9,7 @@ from pathlib import Path
 from . import expectations, modules
 
 ISSUES = Path(__file__).resolve().parent / "issues.txt"
-WORDS = ["passed", "not applicable", "differs", "fails", "fails with etcd, too", "failed"]
+WORDS = ["passed", "not applicable", "differs", "fails", "varies", "fails with etcd, too", "failed"]
 # Failpoints of etcd's robustness tests that are calls compiled into etcd by gofail: they name places in etcd's code.
 GOFAIL = (
     "BeforeCommitPanic AfterCommitPanic RaftBeforeSavePanic RaftAfterSavePanic DefragBeforeCopyPanic DefragBeforeRenamePanic "
