@@ -128,6 +128,8 @@ try_debian_package() {
     fi
     debian_package
 }
+# etcd's own tests, from the module proxy, with Mainstay in the place of etcd; the robustness tests run apart.
+etcds_own_tests() { python3 interop/conformance.py --mainstay "$mainstay" --work "$full_dir/conformance" "$@"; }
 one_load() {
     build_systems_once && "$bin/systems" --server "mainstay=$mainstay" --server "etcd=$bin/etcd" --seconds 1 --runs 1 --keys 500 --fill 1000
 }
@@ -200,6 +202,8 @@ full_steps() {
     full_step shadow "a shadow beside real etcd, equal under load and kills, and a planted change found" \
         python3 interop/shadow.py --etcd "$etcd" --etcd "$bin/etcd-older" --etcdctl "$bin/etcdctl" --mainstay "$mainstay"
     full_step migration "each command of docs/migration.md" migration_document
+    full_step conformance "etcd's own end-to-end tests, with Mainstay in its place" etcds_own_tests --release 3.7 --suite common --suite e2e
+    full_step robustness "etcd's own robustness tests, alone and beside etcd" etcds_own_tests --release 3.7 --suite robustness
     full_step mixed "members that change between etcd and Mainstay under faults, their history judged" \
         "$bin/interop" cluster history --server "$etcd" --migrate "$mainstay" --seconds 40 --every 1s \
         --faults in-place,in-place,replacement,kill-leader,kill-any,partition

@@ -30,24 +30,36 @@ pub struct Member {
 }
 
 impl Member {
-    /// Returns the JSON that etcd puts into the context of a membership change.
+    /// Returns the JSON that etcd puts into the context of a membership change, byte for byte: each member of a
+    /// new cluster writes the first entries of its log itself, and they must be equal.
     pub fn to_json(&self) -> String {
-        let mut object = json!({ "id": self.id, "peerURLs": self.peer_urls });
-        if let Value::Object(fields) = &mut object {
-            if self.is_learner {
-                fields.insert("isLearner".to_owned(), true.into());
-            }
-            if self.is_witness {
-                fields.insert(WITNESS.to_owned(), true.into());
-            }
-            if !self.name.is_empty() {
-                fields.insert("name".to_owned(), self.name.as_str().into());
-            }
-            if !self.client_urls.is_empty() {
-                fields.insert("clientURLs".to_owned(), self.client_urls.clone().into());
+        let mut text = format!(r#"{{"id":{},"peerURLs":{}"#, self.id, json!(self.peer_urls));
+        if self.is_learner {
+            text.push_str(r#","isLearner":true"#);
+        }
+        if self.is_witness {
+            text.push_str(&format!(r#","{WITNESS}":true"#));
+        }
+        if !self.name.is_empty() {
+            text.push_str(&format!(r#","name":{}"#, json!(self.name)));
+        }
+        if !self.client_urls.is_empty() {
+            text.push_str(&format!(r#","clientURLs":{}"#, json!(self.client_urls)));
+        }
+        text.push('}');
+        // Go escapes these characters, which can only be in strings.
+        for (character, escape) in [
+            ('<', r"\u003c"),
+            ('>', r"\u003e"),
+            ('&', r"\u0026"),
+            ('\u{2028}', r"\u2028"),
+            ('\u{2029}', r"\u2029"),
+        ] {
+            if text.contains(character) {
+                text = text.replace(character, escape);
             }
         }
-        object.to_string()
+        text
     }
 
     /// Reads a member from the JSON in the context of a membership change. As in etcd, unknown fields are
@@ -221,13 +233,24 @@ mod tests {
             name: "default".to_owned(),
             ..Member::default()
         };
-        let text = r#"{"id":10276657743932975437,"name":"default","peerURLs":["http://localhost:2380"]}"#;
+        let text = r#"{"id":10276657743932975437,"peerURLs":["http://localhost:2380"],"name":"default"}"#;
         assert_eq!(member.to_json(), text);
         assert_eq!(Member::from_json(text.as_bytes()).ok(), Some(member));
+        let learner = Member {
+            id: 1,
+            peer_urls: vec!["http://h:1/<a>&b".to_owned(), "http://h:2".to_owned()],
+            is_learner: true,
+            name: "a\u{2028}\"b\"".to_owned(),
+            client_urls: vec!["http://h:3".to_owned()],
+            ..Member::default()
+        };
+        let text = r#"{"id":1,"peerURLs":["http://h:1/\u003ca\u003e\u0026b","http://h:2"],"isLearner":true,"name":"a\u2028\"b\"","clientURLs":["http://h:3"]}"#;
+        assert_eq!(learner.to_json(), text);
+        assert_eq!(Member::from_json(text.as_bytes()).ok(), Some(learner));
         let promoted = Member::from_json(br#"{"id":1,"peerURLs":null,"isPromote":true}"#);
         assert_eq!(promoted.ok().map(|member| member.id), Some(1));
         let witness = Member { id: 5, is_witness: true, ..Member::default() };
-        assert_eq!(witness.to_json(), r#"{"id":5,"mainstayWitness":true,"peerURLs":[]}"#);
+        assert_eq!(witness.to_json(), r#"{"id":5,"peerURLs":[],"mainstayWitness":true}"#);
         assert_eq!(Member::from_json(witness.to_json().as_bytes()).ok(), Some(witness));
         assert!(Member::from_json(b"[]").is_err());
         assert!(Member::from_json(b"{}").is_err());

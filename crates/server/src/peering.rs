@@ -24,7 +24,6 @@ use machine::Member;
 use numbers::{LeaseId, MemberId, Seconds};
 use peer::{BoxError, SnapshotForm, SnapshotOutcome};
 use prost::Message as _;
-use serde_json::json;
 
 use answers::{JSON, PLAIN, answer, refused};
 use consistency::comparison::OTHER_CLUSTER;
@@ -147,10 +146,8 @@ fn not_allowed(allowed: &'static str) -> Response<Bytes> {
 }
 
 fn members_json<'a>(members: impl Iterator<Item = &'a Member>) -> String {
-    let members: Vec<serde_json::Value> = members
-        .map(|member| serde_json::from_str(&member.to_json()).unwrap_or_else(|_| json!({ "id": member.id })))
-        .collect();
-    json!(members).to_string() + "\n"
+    let members: Vec<String> = members.map(Member::to_json).collect();
+    format!("[{}]\n", members.join(","))
 }
 
 fn members(shared: &Shared) -> Response<Bytes> {

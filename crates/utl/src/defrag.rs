@@ -89,5 +89,15 @@ fn explain(session: &mut Session<'_>, dir: &Path) -> Result<(), Failure> {
             ("dead-max", cli::go::bytes(used.saturating_sub(live)).into()),
         ],
     );
+    // Scripts wait for etcd's last line.
+    session.notices.info(
+        "finished defragmenting directory",
+        &[
+            ("path", dir.join("member").join("log").display().to_string().into()),
+            ("current-db-size-bytes-diff", 0i64.into()),
+            ("current-db-size-bytes", files.into()),
+            ("current-db-size", cli::go::bytes(files).into()),
+        ],
+    );
     Ok(())
 }

@@ -230,6 +230,18 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     done.without_lease.warn(&mut session.notices);
     let mut fields = Vec::from(paths);
     let identity = &options.cluster.identity;
+    for member in &options.cluster.membership.members {
+        session.notices.info(
+            "added member",
+            &[
+                ("cluster-id", format!("{:x}", identity.cluster_id).into()),
+                ("local-member-id", "0".into()),
+                ("added-peer-id", format!("{:x}", member.id).into()),
+                ("added-peer-peer-urls", member.peer_urls.clone().into()),
+                ("added-peer-is-learner", false.into()),
+            ],
+        );
+    }
     fields.extend([
         ("member-id", format!("{:x}", identity.member_id).into()),
         ("cluster-id", format!("{:x}", identity.cluster_id).into()),

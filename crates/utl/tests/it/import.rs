@@ -128,6 +128,7 @@ fn a_directory_of_mainstay_needs_no_defragmentation() {
     let told = done(&["defrag", "--data-dir", text(&to)]);
     assert!(told.err.contains("nothing to defragment"), "{}", told.err);
     assert!(told.err.contains("\"live-value-bytes\": 5057"), "{}", told.err);
+    assert!(told.err.contains("finished defragmenting directory"), "{}", told.err);
 }
 
 #[test]

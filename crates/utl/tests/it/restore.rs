@@ -42,6 +42,12 @@ fn etcds_snapshots_become_members() {
             told.out.is_empty() && told.err.contains("\"revision\": 10, \"compact-revision\": 4"),
             "{told:?}"
         );
+        let added = concat!(
+            "info\tadded member\t{\"cluster-id\": \"cdf818194e3a8c32\", \"local-member-id\": \"0\", ",
+            "\"added-peer-id\": \"8e9e05c52164694d\", \"added-peer-peer-urls\": [\"http://localhost:2380\"], ",
+            "\"added-peer-is-learner\": false}"
+        );
+        assert!(told.err.contains(added), "{told:?}");
         let mut member = open(&to);
         for (revision, hash) in (5..).zip(HASHES) {
             assert_eq!(
