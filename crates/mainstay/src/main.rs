@@ -2,7 +2,7 @@
 //! tools.
 //!
 //! `member` runs a member, with its signals, exit codes and the notification of systemd. `mainstay rebuild`
-//! first replaces a damaged member, with `utl::rebuild`. `mainstay shadow` runs a copy of another cluster. `discovery` finds the other members of a cluster
+//! first replaces a damaged member, with `utl::rebuild`, and `mainstay recover` forms a cluster again with `utl::recover`. `mainstay shadow` runs a copy of another cluster. `discovery` finds the other members of a cluster
 //! that is being formed. `completion` and `man` describe all commands to shells and to `man`.
 //!
 //! The crate only starts members and tools, which are in other crates. Invariant: while a rebuild of a member
@@ -50,11 +50,12 @@ fn main() -> ExitCode {
 }
 
 /// Words that are commands if they are the first word on the command line.
-const COMMANDS: [&str; 16] = [
+const COMMANDS: [&str; 17] = [
     "server",
     "observer",
     "shadow",
     "rebuild",
+    "recover",
     "ctl",
     "utl",
     "bench",
@@ -81,6 +82,7 @@ fn dispatch(arguments: &[OsString]) -> ExitCode {
         Some("observer") => member::run(rest, Purpose::Observe),
         Some("shadow") => run_shadow(rest),
         Some("rebuild") => member::run(rest, Purpose::Rebuild),
+        Some("recover") => utl::recover::run(rest),
         Some("ctl") => ctl::run(rest),
         Some("utl") => utl::run(rest),
         Some("bench") => bench::run(rest),
