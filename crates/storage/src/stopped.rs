@@ -46,6 +46,10 @@ pub struct Stopped {
     pub last: EntryId,
     /// Terms of the entries up to [`Stopped::last`], as far as they are known.
     pub terms: Terms,
+    /// CRC-32C of the data of each entry that follows the checkpoint, up to [`Stopped::last`], in order. Entries with
+    /// the same index and term are the same in all members of a cluster; two histories, which a forced new cluster
+    /// causes, may use the same terms for different entries.
+    pub checksums: Vec<u32>,
     /// Remains of interrupted writes that were cut off at the end of the log.
     pub repairs: Vec<Repair>,
     /// Locations of the entries in [`Stopped::uncommitted`].
@@ -141,6 +145,7 @@ impl Stopped {
         let metadata = manifest.as_ref().map_or(&[][..], |manifest| &manifest.metadata);
         let mut terms = Terms::read(metadata, &machine);
         let mut last = EntryId { index: machine.applied_index, term: machine.applied_term };
+        let checksums = replayed.entries.iter().map(|entry| crc32c::crc32c(&entry.data)).collect();
         for entry in &replayed.entries {
             last = EntryId { index: entry.index, term: entry.term };
             terms.push(last);
@@ -166,6 +171,7 @@ impl Stopped {
             refused_learner,
             last,
             terms,
+            checksums,
             repairs: replayed.recovered.repairs,
             uncommitted_places,
             log: replayed.log,

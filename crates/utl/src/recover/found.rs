@@ -72,6 +72,8 @@ pub(super) struct Found {
     pub keys: u64,
     /// Terms of the entries up to `last`, as far as they are known.
     pub terms: Terms,
+    /// Checksums of the last entries up to `last`, in order.
+    pub checksums: Vec<u32>,
     /// Sets of voters from `committed` to `last`.
     pub voters: Vec<Vec<u64>>,
     /// Members of the cluster at `last`.
@@ -161,6 +163,7 @@ impl Found {
             compact_revision: machine.store.compact_revision(),
             keys: machine.store.stats().live_keys,
             terms: stopped.terms.clone(),
+            checksums: stopped.checksums.clone(),
             voters,
             members: machine.members.clone(),
             is_corrupt: machine.alarms.is_raised(AlarmType::Corrupt.into(), member_id),
@@ -173,6 +176,17 @@ impl Found {
     /// Returns the name of the member, or its id if it has none.
     pub(super) fn name(&self) -> String {
         member_name(&self.members, self.member_id)
+    }
+
+    /// Returns the checksum of the entry with this index, if it is known.
+    pub(super) fn checksum(&self, index: Index) -> Option<u32> {
+        let before_end = usize::try_from(self.last.index.0.checked_sub(index.0)?).ok()?;
+        self.checksums.iter().rev().nth(before_end).copied()
+    }
+
+    /// Returns the first index whose checksum is known.
+    pub(super) fn first_checksum(&self) -> Index {
+        Index(self.last.index.0 + 1 - self.checksums.len() as u64)
     }
 
     /// Returns true if the directory has entries of the cluster's log; a shadow has none.

@@ -178,9 +178,19 @@ fn shared(found: &Found, best: &Found, relation: Relation) -> Index {
 }
 
 /// Returns true if the newest log certainly lacks an entry that the other directory knows to be committed.
+///
+/// Two clusters that have one cluster's past (one was started with `--force-new-cluster`) may elect their leaders in
+/// the same terms, so the contents are compared, too.
 fn lacks_committed(best: &Found, other: &Found) -> bool {
     let EntryId { index, term } = other.committed;
-    index > best.last.index || best.terms.at(index).is_some_and(|known| known != term)
+    if index > best.last.index || best.terms.at(index).is_some_and(|known| known != term) {
+        return true;
+    }
+    let first = best.first_checksum().max(other.first_checksum());
+    first.through(index).any(|index| {
+        let (one, two) = (best.checksum(index), other.checksum(index));
+        one.is_some() && two.is_some() && one != two && best.terms.at(index) == other.terms.at(index)
+    })
 }
 
 fn relation(found: &Found, best: &Found) -> Relation {
@@ -254,6 +264,7 @@ mod tests {
             revision: Revision(last as i64),
             compact_revision: Revision(-1),
             keys: 0,
+            checksums: Vec::new(),
             voters: vec![vec![1, 2, 3]],
             members: Members::default(),
             is_corrupt: false,
@@ -347,6 +358,15 @@ mod tests {
         let found = judged(&all);
         assert_eq!((found.newest, found.contradicting.as_slice()), (0, [1].as_slice()));
         assert!(!found.is_complete);
+        // Both elected their leaders in the same term.
+        let checked = |checksums: &[u32], found| Found { checksums: checksums.to_vec(), ..found };
+        let twins = |second: &[u32]| {
+            let one = checked(&[11, 12, 13, 14], member(1, &[(1, 1), (11, 2)], 14, 12));
+            [one, checked(second, member(2, &[(1, 1), (11, 2)], 13, 13))]
+        };
+        assert!(judged(&twins(&[10, 11, 12, 13])).is_complete);
+        assert_eq!(judged(&twins(&[10, 11, 99, 98])).contradicting, [1]);
+        assert_eq!(judged(&twins(&[])).contradicting, [0; 0], "nothing is known of the contents");
         let same_end = [member(1, &[(1, 1), (11, 5)], 45, 45), member(2, &[(1, 1), (11, 2)], 40, 40)];
         assert_eq!(judged(&same_end).contradicting, [1]);
     }
