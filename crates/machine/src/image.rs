@@ -81,6 +81,14 @@ pub(crate) use run::Walk;
 pub(crate) const FORMAT: u64 = 4;
 /// Format of runs in which locations of compressed values may occur.
 pub(crate) const FORMAT_COMPRESSED: u64 = 5;
+/// Formats of runs that this release reads.
+pub const FORMATS_READ: std::ops::RangeInclusive<u64> = 1..=FORMAT_COMPRESSED;
+
+/// Returns the format of runs that this release writes: that of members whose values may be compressed, or of others.
+pub fn format_written(compressed_values: bool) -> u64 {
+    if compressed_values { FORMAT_COMPRESSED } else { FORMAT }
+}
+
 /// Oldest format whose state hash this release can continue. It must be raised with every change of the hash
 /// function.
 pub(crate) const FORMAT_HASHED: u64 = 4;

@@ -34,6 +34,7 @@ static ALLOCATOR: memory::Allocator = memory::Allocator;
 
 fn main() -> ExitCode {
     plant();
+    config::set_commit(option_env!("MAINSTAY_COMMIT"));
     let words: Vec<OsString> = std::env::args_os().collect();
     let called = words.first().and_then(|path| Path::new(path).file_name()).and_then(|name| name.to_str());
     let arguments = words.get(1..).unwrap_or_default();

@@ -59,7 +59,7 @@ pub fn run(arguments: &[OsString], purpose: Purpose) -> ExitCode {
             ExitCode::SUCCESS
         }
         Ok(Invocation::Version) => {
-            print!("{}", config::version_text(option_env!("MAINSTAY_COMMIT")));
+            print!("{}", config::version_text(config::commit()));
             ExitCode::SUCCESS
         }
         Ok(Invocation::Serve(parsed))

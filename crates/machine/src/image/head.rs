@@ -5,7 +5,7 @@ use numbers::{Index, Revision, Term};
 use crate::alarm::Alarms;
 use crate::auth::Auth;
 use crate::codec::{Input, Malformed, put_i64, put_u64};
-use crate::image::{FORMAT, FORMAT_COMPRESSED, FORMAT_HASHED, HEAD};
+use crate::image::{FORMAT_HASHED, FORMATS_READ, HEAD, format_written};
 use crate::lease::Leases;
 use crate::machine::Machine;
 use crate::member::Members;
@@ -76,7 +76,7 @@ impl Head {
     /// versions.
     pub(crate) fn encode(&self, from: Revision, versions: u64) -> Vec<u8> {
         let mut out = vec![HEAD];
-        put_u64(&mut out, if self.compressed_values { FORMAT_COMPRESSED } else { FORMAT });
+        put_u64(&mut out, format_written(self.compressed_values));
         put_u64(&mut out, from.0 as u64);
         put_u64(&mut out, self.revision.0 as u64);
         put_i64(&mut out, self.compact_revision.0);
@@ -115,7 +115,7 @@ impl SavedHead {
             return Err(Malformed("no head at the beginning"));
         }
         let format = input.u64()?;
-        if !(1..=FORMAT_COMPRESSED).contains(&format) {
+        if !FORMATS_READ.contains(&format) {
             return Err(Malformed("a format of another version of this program"));
         }
         let number = |n: u64| i64::try_from(n).map_err(|_| Malformed("a revision out of range"));
