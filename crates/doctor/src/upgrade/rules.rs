@@ -101,8 +101,8 @@ fn way_back(survey: &Survey) -> Option<Finding> {
         "no-way-back",
         "some members cannot go back to their present release in place",
         "Once the new release has written its first files there, the old one refuses to start on the directory, and changes \
-         nothing in it. The cluster itself can go back: a member of the old release joins with an empty directory, unless \
-         other members send it values that it does not know.",
+         nothing in it. The cluster itself can go back: a member of the old release joins with an empty directory, and gets \
+         values as they were written.",
         &["save a snapshot before the step", "leave out --value-compression=zstd until all members run the new release and stay with it"],
     )
 }
