@@ -175,6 +175,8 @@ full_steps() {
     full_step history "a cluster under faults, its whole history judged" cluster_history
     full_step history-observers "a cluster with observers under faults of both, its whole history judged" observers_history
     full_step history-planted "planted bugs of observers, shown by a history" observers_history_finds
+    full_step build-previous "building the previous release" build_previous
+    full_step upgrade "from the previous release to this one and back, under load, both in one cluster, its history judged" upgrade
     full_step build-h2spec "building h2spec" build_h2spec
     full_step h2spec "HTTP/2 as h2spec has it" python3 interop/h2spec.py --h2spec "$bin/h2spec" --server "mainstay=$mainstay"
 

@@ -139,6 +139,32 @@ build_older_etcd() {
     rm -rf "$work/older-build" && mkdir "$work/older-build" && cd "$work/older-build" && go mod init older-build && thrice go get go.etcd.io/etcd/server/v3@v3.6.16 &&
         go build -o "$bin/etcd-older" go.etcd.io/etcd/server/v3
 }
+# The release before: the commit that `.ci/previous` names, from a checkout of its own.
+build_previous() {
+    local commit tree=$work/previous
+    commit=$(sed -n '/^[0-9a-f]/p' .ci/previous)
+    if ! git cat-file -e "$commit^{commit}" 2>/dev/null; then
+        echo "SKIPPED building the previous release: this clone does not have its commit, $commit"
+        return 0
+    fi
+    git worktree add --quiet --detach --force "$tree" "$commit" || return 1
+    (cd "$tree" && CARGO_TARGET_DIR=$full_dir/previous cargo build --locked --release --package mainstay) &&
+        cp "$full_dir/previous/release/mainstay" "$bin/mainstay-previous"
+    local code=$?
+    git worktree remove --force "$tree"
+    return "$code"
+}
+# This release beside the one before: up, back and up again; new members of each in a cluster of the other; both in one cluster
+# under faults.
+upgrade() {
+    local previous=$bin/mainstay-previous flags="--snapshot-count 200 --snapshot-catchup-entries 50"
+    [ -x "$previous" ] || { echo "SKIPPED the upgrade from the previous release: it is not built"; return 0; }
+    python3 interop/upgrade.py --previous "$previous" --mainstay "$mainstay" &&
+        "$bin/interop" cluster rolling --server "previous=$previous" --server2 "mainstay=$mainstay" --rounds 1 --replace --flags "$flags" &&
+        "$bin/interop" cluster rolling --server "mainstay=$mainstay" --server2 "previous=$previous" --rounds 1 --replace --flags "$flags" &&
+        "$bin/interop" cluster history --server "$previous" --mixed "$mainstay" --seconds 30 --every 3s \
+            --faults kill-leader,kill-any,restart,partition,pause --flags "--snapshot-count 300 --snapshot-catchup-entries 100"
+}
 # Without a go.mod: what it needs is what is newest then.
 build_h2spec() { GOBIN=$bin go install github.com/summerwind/h2spec/cmd/h2spec@v2.2.1+incompatible; }
 build_interop() { cd interop/go && thrice go mod download && go vet ./... && go test ./... && go build -o "$bin/interop" .; }

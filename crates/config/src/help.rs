@@ -1,6 +1,7 @@
 //! Renders the help text, the page `docs/flags.md` and the output of `--version` from the flag table.
 
 use std::fmt::Write as _;
+use std::sync::OnceLock;
 
 use api::{API_VERSION, RUNTIME_VERSION};
 
@@ -91,6 +92,23 @@ pub fn version_text(commit: Option<&str>) -> String {
          Mainstay Version: {}\n",
         env!("CARGO_PKG_VERSION")
     )
+}
+
+/// Commit from which the program was built; not set by tests and tools.
+static COMMIT: OnceLock<&'static str> = OnceLock::new();
+
+/// Sets the result of [`commit`]. The binary does so once, when it starts, because only it is built again for each
+/// commit. Later calls have no effect.
+pub fn set_commit(commit: Option<&'static str>) {
+    if let Some(commit) = commit {
+        // Fails only if it is set already.
+        let _ = COMMIT.set(commit);
+    }
+}
+
+/// Returns the commit from which the program was built, in hexadecimal; `None` if it is unknown.
+pub fn commit() -> Option<&'static str> {
+    COMMIT.get().copied()
 }
 
 /// Returns the page `docs/flags.md`.

@@ -40,7 +40,7 @@ pub use config::{
 };
 pub use discovery::{Discovery, DiscoveryService};
 pub use feature_gate::FeatureGates;
-pub use help::{flag_help, flags_page, usage, version_text};
+pub use help::{commit, flag_help, flags_page, set_commit, usage, version_text};
 pub use parser::parse;
 pub use refusal::Refusal;
 pub use telemetry::logging::{Entry, Format, Level, LogOutput, LogSettings};

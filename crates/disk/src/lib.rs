@@ -3,7 +3,7 @@
 //!
 //! [`RealDisk`] implements the interface with the files of the operating system. [`MemDisk`] keeps files in
 //! memory, distinguishes synced data from data that is only written, and simulates errors and power cuts at
-//! the points that a test chooses.
+//! the points that a test chooses. [`OverlayDisk`] reads another disk and keeps all changes in memory.
 //!
 //! The crate knows no file format and no path of Mainstay's data directory. It does not repeat failed
 //! operations: errors are returned unchanged, and the caller decides whether an error is fatal.
@@ -20,10 +20,12 @@
 //! tests run on both implementations.
 
 mod mem_disk;
+mod overlay_disk;
 mod quota;
 mod real_disk;
 
 pub use mem_disk::{Fault, Lie, MemDisk, Operation, SECTOR_BYTES};
+pub use overlay_disk::OverlayDisk;
 pub use real_disk::RealDisk;
 
 use std::any::Any;

@@ -42,6 +42,7 @@ const fn of_etcdctl(name: &'static str, about: &'static str) -> Command<Run> {
 pub fn completion() -> [Tree; 2] {
     let mut doctor = Tree::of(&crate::doctor::PROGRAM);
     doctor.below.push(Tree { name: "migrate", ..Tree::of(&crate::migrate::PROGRAM) });
+    doctor.below.push(Tree { name: "upgrade", ..Tree::of(&crate::upgrade::PROGRAM) });
     let mut check = Tree::of(&PROGRAM);
     check.below.retain(|below| ![PERF.name, DATASCALE.name].contains(&below.name));
     [doctor, check]

@@ -20,6 +20,7 @@ use crate::limits::{self, Limits};
 use crate::migrate;
 use crate::report::{Health, Report};
 use crate::rule::Rule;
+use crate::upgrade;
 
 /// Exit code if nothing could be examined, the command line is wrong, or a check did not pass.
 pub(crate) const COULD_NOT_LOOK: u8 = 1;
@@ -32,6 +33,8 @@ const UNKNOWN: u8 = 7;
 
 /// Name of the subcommand `doctor migrate`, which has its own flags ([`migrate`]).
 const MIGRATE: &str = "migrate";
+/// Name of the subcommand `doctor upgrade`, which has its own flags ([`upgrade`]).
+const UPGRADE: &str = "upgrade";
 
 /// Shortest accepted `--for`: the time between the two readings of the metrics from which rates are computed.
 const WINDOW_MIN: Duration = Duration::from_millis(10);
@@ -73,6 +76,7 @@ figures, the member it is about, its consequences, and what to do. Checks that a
 reason. The doctor only reads, with a few small requests a second.
 
 mainstay doctor migrate says whether a cluster can be migrated from etcd to Mainstay, or back, and which step is next.
+mainstay doctor upgrade says whether a cluster of Mainstay is ready for the release of this program, and which step is next.
 
 Exit codes: 0 nothing was found; 1 nothing could be examined; 5 errors were found; 6 only warnings were found; 7 no errors
 were found, but not everything could be read, so an error may be hidden.";
@@ -136,6 +140,7 @@ pub fn run(args: &[OsString]) -> ExitCode {
 pub fn run_in(args: &[OsString], io: &Io) -> u8 {
     match args.split_first() {
         Some((word, rest)) if word == MIGRATE => launch(&migrate::PROGRAM, rest, io),
+        Some((word, rest)) if word == UPGRADE => launch(&upgrade::PROGRAM, rest, io),
         _ => launch(&PROGRAM, args, io),
     }
 }
@@ -184,10 +189,10 @@ pub(crate) fn concluded(io: &Io, output: &str, code: u8) -> Result<(), Failure> 
 
 async fn examine(matches: &Matches, io: &Io) -> Result<(), Failure> {
     if let Some(extra) = matches.arg_text(0) {
-        if extra == MIGRATE {
-            return Err(Failure::error(
-                "migrate comes before the flags: mainstay doctor migrate --endpoints=...",
-            ));
+        if [MIGRATE, UPGRADE].contains(&&*extra) {
+            return Err(Failure::error(format!(
+                "{extra} comes before the flags: mainstay doctor {extra} --endpoints=..."
+            )));
         }
         let extra = cli::go::quote(extra);
         return Err(Failure::error(format!("unknown argument {extra}: give endpoints with --endpoints")));

@@ -1,6 +1,6 @@
 //! Examines clusters of etcd or Mainstay and their machines. Implements `mainstay doctor`, `mainstay check
-//! disk`, `mainstay check network`, and `mainstay doctor migrate`, which checks each step of a migration from
-//! etcd to Mainstay or back.
+//! disk`, `mainstay check network`, `mainstay doctor migrate`, which checks each step of a migration from
+//! etcd to Mainstay or back, and `mainstay doctor upgrade`, which does so for an upgrade of Mainstay itself.
 //!
 //! Structure: [`Plan::collect`] examines a cluster and returns its [`Evidence`], which is plain data. Each
 //! [`Rule`] judges this evidence without further requests, and returns a [`Finding`] if it sees a problem. A
@@ -10,7 +10,8 @@
 //! client can read. Mainstay's own page `/debug/mainstay` adds details, but the doctor also works without it.
 //!
 //! Invariants:
-//! * The cluster is only read. The only expensive request is HashKV, which `doctor migrate` sends.
+//! * The cluster is only read. The only expensive request is HashKV, which `doctor migrate` and `doctor
+//!   upgrade` send.
 //! * Everything that could not be examined is reported with the reason, and never counts as healthy.
 //! * No response of a server can crash the doctor or make its memory grow without bound.
 //!
@@ -44,6 +45,7 @@ mod rule;
 mod sampling;
 mod show;
 mod socket;
+mod upgrade;
 
 pub use check::{check, check_in, completion};
 pub use check_network::{NetworkLimits, NetworkReport, PeerLink};
@@ -70,3 +72,4 @@ pub use quantiles::Quantiles;
 pub use report::{Health, Report};
 pub use rule::{Blind, Need, Rule};
 pub use socket::TcpFigures;
+pub use upgrade::{OwnRelease, Upgrade, UpgradeRow};

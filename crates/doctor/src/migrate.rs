@@ -9,18 +9,20 @@ mod command;
 mod directory;
 mod findings;
 #[cfg(test)]
-mod fixture;
+pub(crate) mod fixture;
 mod look;
 mod next_step;
 mod settings;
 mod survey;
 mod verdict;
 
-pub(crate) use command::PROGRAM;
+pub(crate) use command::{PROGRAM, WINDOW};
+pub(crate) use next_step::{is_leader, successor, word};
 pub use directory::{Directory, OldKeys};
 pub use findings::{MIGRATION_RULES, MigrationRule};
 pub use look::MigrationPlan;
 pub use next_step::{NextStep, next_step};
 pub use settings::Settings;
 pub use survey::{Hashed, Hashes, Leases, Listed, Product, Survey, View};
+pub(crate) use verdict::SHARED_RULES;
 pub use verdict::{Row, Verdict};

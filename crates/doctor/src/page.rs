@@ -3,12 +3,17 @@
 use crate::evidence::Unseen;
 
 use serde_json::Value;
+use storage::formats::{Format, Formats};
 
 /// The parsed page. A list is `None` if the page does not have it.
 #[derive(Clone, Debug, Default, PartialEq)]
 pub struct Page {
     /// Version of the server.
     pub version: Option<String>,
+    /// Commit from which the server was built, in hexadecimal.
+    pub commit: Option<String>,
+    /// Formats of files that the server reads and writes; `None` if it is of a release that does not tell them.
+    pub formats: Option<Formats>,
     /// Id of the member in hexadecimal.
     pub member_id: Option<String>,
     /// Wall clock of the member when it generated the page, in nanoseconds since 1970.
@@ -105,6 +110,8 @@ impl Page {
         }
         Ok(Page {
             version: value.get("version").and_then(Value::as_str).map(shortened),
+            commit: value.get("commit").and_then(Value::as_str).map(shortened),
+            formats: value.get("formats").and_then(formats),
             member_id: value.get("member_id").and_then(Value::as_str).map(shortened),
             clock_unix_ns: value.get("clock_unix_ns").and_then(Value::as_i64),
             uptime_seconds: value.get("uptime_seconds").and_then(Value::as_f64),
@@ -152,6 +159,16 @@ impl Page {
     }
 }
 
+/// Reads the formats that a server tells; `None` if they are not complete.
+fn formats(value: &Value) -> Option<Formats> {
+    let format = |name: &str| {
+        let format = value.get(name)?;
+        let [first, last] = format.get("reads")?.as_array()?.as_slice() else { return None };
+        Some(Format { reads: first.as_u64()?..=last.as_u64()?, writes: format.get("writes")?.as_u64()? })
+    };
+    Some(Formats { log: format("log")?, checkpoint: format("checkpoint")? })
+}
+
 fn list<T>(page: &Value, name: &str, entry: impl Fn(&Value) -> T) -> Option<Vec<T>> {
     let entries = page.get(name)?.as_array()?;
     Some(entries.iter().filter(|entry| entry.is_object()).take(ENTRIES_MAX).map(entry).collect())
@@ -185,12 +202,16 @@ mod tests {
         let page = Page::read(
             br#"{"version":"0.1.0","member_id":"ab","clock_unix_ns":1700000000123456789,"uptime_seconds":2.5,
                 "clients":[{"address":"10.0.0.1","connections":2,"requests":7,"watches":1,"leases":0,"authentications":3}],
+                "formats":{"log":{"reads":[1,2],"writes":2},"checkpoint":{"reads":[1,9],"writes":7}},"commit":"abc",
                 "fsync_stalls":[{"unix_ms":5,"seconds":1.5},"x"]}"#,
         )
         .unwrap();
         assert_eq!(page.clock_unix_ns, Some(1_700_000_000_123_456_789));
         assert_eq!(page.clients.as_ref().map(|clients| clients[0].authentications), Some(3.0));
         assert_eq!(page.fsync_stalls, Some(vec![FsyncStall { unix_ms: 5.0, seconds: 1.5 }]));
+        let formats = page.formats.clone().unwrap();
+        assert_eq!((formats.log.writes, formats.checkpoint.reads, formats.checkpoint.writes), (2, 1..=9, 7));
+        assert_eq!(page.commit.as_deref(), Some("abc"));
         assert!(page.has("clients") && !page.has("expensive_ranges") && !page.has("nonsense"));
     }
 
@@ -210,6 +231,9 @@ mod tests {
             .unwrap();
         assert_eq!(odd.version.as_deref(), Some("\u{fffd}[2J"));
         assert_eq!((odd.clock_unix_ns, odd.clients), (None, None));
+        for formats in ["1", "{\"log\":{}}", "{\"log\":{\"reads\":[1],\"writes\":2},\"checkpoint\":[]}", "{\"log\":{\"reads\":[-1,\"x\"]}}"] {
+            assert_eq!(Page::read(format!("{{\"formats\":{formats}}}").as_bytes()).unwrap().formats, None);
+        }
         assert_eq!(odd.large_values, Some(vec![LargeValue::default()]));
         let long = format!(r#"{{"large_values":[{{"key":"{}"}}]}}"#, "k".repeat(5000));
         let key = Page::read(long.as_bytes()).unwrap().large_values.unwrap()[0].key.chars().count();

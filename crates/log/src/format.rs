@@ -83,6 +83,8 @@ pub(crate) const VERSION: u32 = 2;
 /// Version 1 of the format, in which the checksums of records are derived from numbers that clients can
 /// guess.
 const VERSION_GUESSABLE: u32 = 1;
+/// Versions of segment files that this release reads. It writes the last one.
+pub const VERSIONS_READ: std::ops::RangeInclusive<u32> = VERSION_GUESSABLE..=VERSION;
 pub(crate) const SEGMENT_HEADER_BYTES: usize = 4096;
 pub(crate) const RECORD_HEADER_BYTES: usize = 32;
 /// Minimum size of a segment in bytes. Smaller sizes in the options or in a segment's header are refused.

@@ -50,7 +50,7 @@ pub use clean_shutdown::{LogEnd, ShutdownRecord};
 pub use compression::{self, Dictionaries};
 pub use error::{AppendError, Fatal, OpenError, REMEDY, ReadError, Refusal, ReleaseError};
 pub use figures::{DURATION_BOUNDS_S, Durations, Figures, SIZE_BOUNDS, Sizes, Stall};
-pub use format::COMPRESSED_LEN_MAX;
+pub use format::{COMPRESSED_LEN_MAX, VERSIONS_READ as SEGMENT_VERSIONS_READ};
 pub use log::{Log, OnEvent};
 pub use numbers::Location;
 pub use types::{

@@ -89,6 +89,15 @@ pub(crate) const FORMAT_COMPRESSED: u64 = 5;
 pub(crate) const LEASES_APART: u64 = 2;
 /// Maximum number of leases in the head of a run.
 pub(crate) const LEASES_IN_HEAD_MAX: usize = 65_536;
+/// Formats of runs that this release reads.
+pub const FORMATS_READ: std::ops::RangeInclusive<u64> = 1..=FORMAT_COMPRESSED + LEASES_APART;
+
+/// Returns the format of runs that this release writes: that of members whose values may be compressed, or of others,
+/// with no more leases than a head contains.
+pub fn format_written(compressed_values: bool) -> u64 {
+    if compressed_values { FORMAT_COMPRESSED } else { FORMAT }
+}
+
 /// Oldest format whose state hash this release can continue. It must be raised with every change of the hash
 /// function.
 pub(crate) const FORMAT_HASHED: u64 = 4;

@@ -68,6 +68,7 @@ pub fn tree() -> Tree {
             flags: server_flags().into_iter().chain([endpoints]).collect(),
             below: Vec::new(),
         },
+        Tree::of(&utl::recover::PROGRAM),
         named(ctl, "ctl", "etcdctl"),
         named(Tree::of(&utl::PROGRAM), "utl", "etcdutl"),
         named(Tree::of(&bench::PROGRAM), "bench", "etcd's benchmark, with fixed rates and comparisons"),

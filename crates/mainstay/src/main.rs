@@ -2,7 +2,7 @@
 //! tools.
 //!
 //! `member` runs a member, with its signals, exit codes and the notification of systemd. `mainstay rebuild`
-//! first replaces a damaged member, with `utl::rebuild`. `mainstay shadow` runs a copy of another cluster. `discovery` finds the other members of a cluster
+//! first replaces a damaged member, with `utl::rebuild`, and `mainstay recover` forms a cluster again with `utl::recover`. `mainstay shadow` runs a copy of another cluster. `discovery` finds the other members of a cluster
 //! that is being formed. `completion` and `man` describe all commands to shells and to `man`.
 //!
 //! The crate only starts members and tools, which are in other crates. Invariant: while a rebuild of a member
@@ -34,6 +34,7 @@ static ALLOCATOR: memory::Allocator = memory::Allocator;
 
 fn main() -> ExitCode {
     plant();
+    config::set_commit(option_env!("MAINSTAY_COMMIT"));
     let words: Vec<OsString> = std::env::args_os().collect();
     let called = words.first().and_then(|path| Path::new(path).file_name()).and_then(|name| name.to_str());
     let arguments = words.get(1..).unwrap_or_default();
@@ -56,6 +57,7 @@ const COMMANDS: [&str; 17] = [
     "witness",
     "shadow",
     "rebuild",
+    "recover",
     "ctl",
     "utl",
     "bench",
@@ -83,6 +85,7 @@ fn dispatch(arguments: &[OsString]) -> ExitCode {
         Some("witness") => member::run(rest, Purpose::Witness),
         Some("shadow") => run_shadow(rest),
         Some("rebuild") => member::run(rest, Purpose::Rebuild),
+        Some("recover") => utl::recover::run(rest),
         Some("ctl") => ctl::run(rest),
         Some("utl") => utl::run(rest),
         Some("bench") => bench::run(rest),

@@ -61,7 +61,7 @@ pub fn run(arguments: &[OsString], purpose: Purpose) -> ExitCode {
             ExitCode::SUCCESS
         }
         Ok(Invocation::Version) => {
-            print!("{}", config::version_text(option_env!("MAINSTAY_COMMIT")));
+            print!("{}", config::version_text(config::commit()));
             ExitCode::SUCCESS
         }
         Ok(Invocation::Serve(parsed))
@@ -107,6 +107,10 @@ const OTHERS_USAGE: &str = "
   mainstay rebuild FLAGS [--endpoints HOST:PORT,...]
     Restore a member whose data is damaged or lost from the other members: FLAGS are those it was started with. Its data
     is moved aside, not deleted.
+
+  mainstay recover DIR... [--form ...]
+    After the loss of a quorum: which of the data directories that are left has the newest state, and what is missing from it;
+    and form the cluster again from it.
 
   mainstay ctl|utl|bench ...
     etcdctl, etcdutl and etcd's benchmark, also under those names (etcdctl, etcdutl, etcd-bench or benchmark: a link is enough).

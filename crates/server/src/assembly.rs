@@ -96,6 +96,7 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
         lock,
     } = opened;
     let had_data = recovered.last_index > Index(0) || machine.applied_index > Index(0);
+    let has_compressed_values = machine.has_compressed_values() || core_options(&config).compresses_values;
     let state = first_state(&mut machine, &node);
     credentials.auth_restored(machine.auth.is_enabled(), machine.auth.revision());
     let seed = id_seed(&clock, random);
@@ -103,6 +104,7 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
     let member = Member {
         identity,
         api_version: config.api_version,
+        commit: config::commit(),
         zone: config.zone.clone(),
         observes: config.observer.is_some(),
         autopilot: crate::options::autopilot(&config),
@@ -121,6 +123,9 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
         diagnostics,
         seed,
     ));
+    if has_compressed_values {
+        shared.data.note_compressed_values();
+    }
     let checkpoint_bytes: u64 = levels.iter().map(|level| level.run.file_bytes).sum();
     let log_bytes: u64 = log.segments().iter().map(|s| s.used_bytes).sum();
     shared.data.set_disk_bytes(log_bytes + checkpoint_bytes);

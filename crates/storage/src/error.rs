@@ -72,6 +72,13 @@ pub enum DataDirError {
         /// The data directory that the export created for etcd.
         to: PathBuf,
     },
+    /// The cluster of this member was formed again, in another directory, by `mainstay recover`.
+    Recovered {
+        /// Path of the file with which the recovery has marked this member.
+        mark: PathBuf,
+        /// Data directory of the first member of the cluster that was formed again.
+        to: PathBuf,
+    },
     /// The directory belongs to an observer, and a member was started on it.
     OfObserver {
         /// Path of the data directory.

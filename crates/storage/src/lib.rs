@@ -12,10 +12,11 @@
 //!   runs a future on a thread that may block. [`catch_up`] reads log entries for followers that lag.
 //! * [`restoration`] creates a data directory from an external state; [`stopped`] reads a data directory
 //!   without starting a member.
-//! * [`taken_over`] marks a directory that was taken over from etcd and still contains etcd's files, and
-//!   [`exported`] marks one that was exported to etcd. [`etcd_beside`] prevents etcd from starting in a
+//! * [`taken_over`] marks a directory that was taken over from etcd and still contains etcd's files,
+//!   [`exported`] marks one that was exported to etcd, and [`recovered`] one whose cluster was formed again elsewhere. [`etcd_beside`] prevents etcd from starting in a
 //!   directory that it has never used, and [`etcd_store`] describes a store that etcd has created there
-//!   anyway. [`first_files`] lists the files that every start creates. [`etcd_database`] converts the state
+//!   anyway. [`first_files`] lists the files that every start creates, and [`formats`]
+//!   the formats of files that this release reads and writes. [`etcd_database`] converts the state
 //!   to etcd's format. [`kv_hash`] and [`compaction_hash`] compute etcd's hashes of the state.
 //! * [`log_dir`] finds the directory of the log. [`clean_shutdown`] and [`nospace`] read and write two small
 //!   files beside the log; [`identity`] defines the ids of the member and its cluster.
@@ -47,15 +48,18 @@ pub mod etcd_database;
 pub mod etcd_store;
 pub mod exported;
 pub mod first_files;
+pub mod formats;
 pub mod identity;
 pub mod kv_hash;
 pub mod log_dir;
+mod mark;
 pub mod nospace;
 pub mod observer_mark;
 pub mod opening;
 mod options;
 pub mod read_ahead;
 pub mod readers;
+pub mod recovered;
 pub mod restoration;
 pub mod shared_values;
 mod shell;

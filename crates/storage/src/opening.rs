@@ -34,6 +34,7 @@ use crate::log_dir::{self, LogDir, OtherFiles};
 use crate::nospace::{Cause, Note};
 use crate::observer_mark;
 use crate::options::Options;
+use crate::recovered;
 use crate::taken_over::TakenOver;
 use crate::terms::Terms;
 use crate::witness_mark;
@@ -270,6 +271,7 @@ fn open_or_refuse(opening: &Opening<'_>) -> Result<Opened, DataDirError> {
         );
     })?;
     exported::refuse(&**disk, member_dir)?;
+    recovered::refuse(&**disk, member_dir)?;
     if let Some(taken_over) = TakenOver::read(&**disk, member_dir)? {
         // The files that keep etcd from starting must exist before this member votes or acknowledges an
         // entry: an etcd that started on its old files would not know of these votes and entries, and could

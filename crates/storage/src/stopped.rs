@@ -1,5 +1,6 @@
 //! Reads the state of a stopped member without starting it.
 
+use std::collections::VecDeque;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -7,10 +8,10 @@ use api::Status;
 use consensus::{Entry, EntryKind};
 use disk::{Disk, Lock};
 use log::checkpoint::CheckpointStore;
-use log::{HardState, Log};
+use log::{EntryPlace, HardState, Log, Repair};
 use machine::{Command, Machine, Rules};
 use mvcc::HashWalk;
-use numbers::{Index, Revision};
+use numbers::{EntryId, Index, Revision};
 
 use crate::error::{DataDirError, Inconsistency};
 use crate::identity::Identity;
@@ -18,6 +19,7 @@ use crate::kv_hash::{HashedKv, KvHash};
 use crate::log_dir::LogDir;
 use crate::opening::{lock, replay_log, restore};
 use crate::restoration::RULES;
+use crate::terms::Terms;
 use crate::values::LogValues;
 use crate::witness_mark;
 
@@ -41,6 +43,18 @@ pub struct Stopped {
     /// given rules. The member itself may have used other rules, under which the learner was added. `None` if
     /// no entry was refused for that reason.
     pub refused_learner: Option<Index>,
+    /// Last entry of the log; the last applied entry if the log ends before it.
+    pub last: EntryId,
+    /// Terms of the entries up to [`Stopped::last`], as far as they are known.
+    pub terms: Terms,
+    /// CRC-32C of the data of each entry that follows the checkpoint, up to [`Stopped::last`], in order. Entries with
+    /// the same index and term are the same in all members of a cluster; two histories, which a forced new cluster
+    /// causes, may use the same terms for different entries.
+    pub checksums: Vec<u32>,
+    /// Remains of interrupted writes that were cut off at the end of the log.
+    pub repairs: Vec<Repair>,
+    /// Locations of the entries in [`Stopped::uncommitted`].
+    uncommitted_places: VecDeque<EntryPlace>,
     log: Log,
     _lock: Lock,
 }
@@ -90,13 +104,26 @@ impl Stopped {
             None => LogDir::noted(disk, member_dir)?,
         };
         let checkpoints = CheckpointStore::open(Arc::clone(disk), member_dir.join("checkpoint"))?;
-        let manifest = checkpoints.load()?;
+        let (mut manifest, mut unusable) = match checkpoints.load() {
+            Ok(manifest) => (manifest, None),
+            Err(error) if error.is_damage() => (None, Some(DataDirError::from(error))),
+            Err(error) => return Err(error.into()),
+        };
         let Some(owner) = Log::identify(&**disk, &log_dir)? else {
             return Err(DataDirError::Empty { path: log_dir, lacks: "log" });
         };
         let identity = Identity::of(owner);
         let record = log::ShutdownRecord::read(&**disk, &member_dir.join(log::ShutdownRecord::FILE_NAME))?;
-        let (mut machine, _) = restore(rules, &checkpoints, manifest.as_ref(), member_dir, &identity, false)?;
+        // As a start does, use the log alone if the checkpoint is damaged and the log has every entry.
+        let mut machine =
+            match restore(rules, &checkpoints, manifest.as_ref(), member_dir, &identity, false) {
+                Ok((machine, _)) => machine,
+                Err(error) if error.is_damage() => {
+                    (manifest, unusable) = (None, Some(error));
+                    Machine::new(rules)
+                }
+                Err(error) => return Err(error),
+            };
         let mut options = log::Options::new(&log_dir, owner.cluster_id, owner.member_id);
         options.by_hand = true;
         options.only_read = true;
@@ -107,7 +134,10 @@ impl Stopped {
         if manifest.is_none()
             && let Err(lacking) = replayed.is_whole()
         {
-            return Err(Inconsistency::NoCheckpoint { member_dir: member_dir.clone(), lacking }.into());
+            return Err(match unusable {
+                Some(checkpoint) => Inconsistency::LogNotWhole { checkpoint, lacking }.into(),
+                None => Inconsistency::NoCheckpoint { member_dir: member_dir.clone(), lacking }.into(),
+            });
         }
         // True if a snapshot was installed and the member stopped before it restarted its log after the
         // snapshot. The entries of the log are then older than the state, and must not be applied to it.
@@ -117,31 +147,26 @@ impl Stopped {
             replayed.entries.clear();
         }
         let hard_state = replayed.recovered.hard_state;
+        let metadata = manifest.as_ref().map_or(&[][..], |manifest| &manifest.metadata);
+        let mut terms = Terms::read(metadata, &machine);
+        let mut last = EntryId { index: machine.applied_index, term: machine.applied_term };
+        let checksums = replayed.entries.iter().map(|entry| crc32c::crc32c(&entry.data)).collect();
+        for entry in &replayed.entries {
+            last = EntryId { index: entry.index, term: entry.term };
+            terms.push(last);
+        }
         let values = LogValues::new(replayed.log.values());
         let mut uncommitted = Vec::new();
+        let mut uncommitted_places = VecDeque::new();
         let mut refused_learner = None;
-        for (entry, place) in replayed.entries.iter().zip(&replayed.locations) {
+        for (entry, place) in replayed.entries.into_iter().zip(replayed.locations) {
             let alone = machine.members.voters() == [identity.member_id];
             if entry.index > hard_state.commit && !alone {
-                uncommitted.push(entry.clone());
+                uncommitted.push(entry);
+                uncommitted_places.push_back(place);
                 continue;
             }
-            let todays = match entry.kind {
-                EntryKind::Normal => interchange::in_todays_words(&entry.data),
-                EntryKind::ConfChange => None,
-            };
-            let data = todays.as_ref().unwrap_or(&entry.data);
-            let command = Command { index: entry.index, term: entry.term, data, location: place.location };
-            let applied = match entry.kind {
-                EntryKind::Normal => machine.apply(command, &values, false).map(drop),
-                EntryKind::ConfChange => {
-                    if refused_learner.is_none() && machine.is_refused_by_learners_max(data) {
-                        refused_learner = Some(entry.index);
-                    }
-                    machine.apply_conf_change(command).map(drop)
-                }
-            };
-            applied?;
+            apply(&mut machine, &entry, place, &values, &mut refused_learner)?;
         }
         Ok(Stopped {
             identity,
@@ -149,9 +174,37 @@ impl Stopped {
             hard_state,
             uncommitted,
             refused_learner,
+            last,
+            terms,
+            checksums,
+            repairs: replayed.recovered.repairs,
+            uncommitted_places,
             log: replayed.log,
             _lock: lock.and(log_lock),
         })
+    }
+
+    /// Applies the entries of [`Stopped::uncommitted`] too, as if they were committed. Returns the sets of voters
+    /// that the cluster has on the way: first that of the committed state, then one for each change of it, each
+    /// sorted by id.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if an entry cannot be applied.
+    pub fn apply_uncommitted(&mut self) -> Result<Vec<Vec<u64>>, machine::Fatal> {
+        let values = self.values();
+        let mut voters = vec![self.machine.members.voters()];
+        let places = std::mem::take(&mut self.uncommitted_places);
+        for (entry, place) in std::mem::take(&mut self.uncommitted).into_iter().zip(places) {
+            apply(&mut self.machine, &entry, place, &values, &mut self.refused_learner)?;
+            if entry.kind == EntryKind::ConfChange {
+                let now = self.machine.members.voters();
+                if voters.last() != Some(&now) {
+                    voters.push(now);
+                }
+            }
+        }
+        Ok(voters)
     }
 
     /// Returns a reader of the member's values.
@@ -190,6 +243,32 @@ impl Stopped {
         match failed {
             Some(status) => Err(status),
             None => Ok(HashedKv { hash: hash.finish(), compact_revision, revision }),
+        }
+    }
+}
+
+/// Applies an entry. If it is refused only because of the number of learners, and is the first such entry, notes
+/// its index in `refused_learner`.
+fn apply(
+    machine: &mut Machine,
+    entry: &Entry,
+    place: EntryPlace,
+    values: &LogValues,
+    refused_learner: &mut Option<Index>,
+) -> Result<(), machine::Fatal> {
+    let todays = match entry.kind {
+        EntryKind::Normal => interchange::in_todays_words(&entry.data),
+        EntryKind::ConfChange => None,
+    };
+    let data = todays.as_ref().unwrap_or(&entry.data);
+    let command = Command { index: entry.index, term: entry.term, data, location: place.location };
+    match entry.kind {
+        EntryKind::Normal => machine.apply(command, values, false).map(drop),
+        EntryKind::ConfChange => {
+            if refused_learner.is_none() && machine.is_refused_by_learners_max(data) {
+                *refused_learner = Some(entry.index);
+            }
+            machine.apply_conf_change(command).map(drop)
         }
     }
 }

@@ -41,6 +41,12 @@ impl Terms {
         self.0.first().map(|run| run.index)
     }
 
+    /// Returns the term of the entry with this index; `None` if it is not known, because the entry is before the
+    /// first run. The index must not be after the end of the log.
+    pub fn at(&self, index: Index) -> Option<Term> {
+        self.0.iter().rfind(|run| run.index <= index).map(|run| run.term)
+    }
+
     /// Returns the term of the newest run; `None` if no term is known.
     pub fn newest(&self) -> Option<Term> {
         self.0.last().map(|run| run.term)
@@ -93,6 +99,8 @@ mod tests {
             terms.push(entry(index, term));
         }
         assert_eq!(terms.runs(), [entry(1, 1), entry(3, 2), entry(5, 7)]);
+        let at = |index| terms.at(Index(index));
+        assert_eq!([at(0), at(1), at(2), at(4), at(5)], [None, Some(Term(1)), Some(Term(1)), Some(Term(2)), Some(Term(7))]);
         let mut machine = Machine::new(machine::Rules { learners_max: 1 });
         machine.applied_index = Index(6);
         machine.applied_term = Term(7);

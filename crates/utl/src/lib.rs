@@ -5,7 +5,8 @@
 //! commands `import` and `export` convert a data directory of etcd to one of Mainstay, and the reverse.
 //! [`take_over`] imports a directory of etcd in place when a member is started, and [`restore_copy`] restores a
 //! snapshot for a shadow. [`rebuild`] replaces a member
-//! whose data is damaged by a new member, which is then started.
+//! whose data is damaged by a new member, which is then started. [`recover`] forms a cluster again from directories
+//! that have survived the loss of its quorum.
 //!
 //! The crate does not define file formats: these are in `interchange`, `storage::restoration` and
 //! `storage::stopped`. It uses the network only in [`rebuild`], which requests membership changes from the
@@ -14,6 +15,7 @@
 //! Invariants:
 //! - Input is not changed (test `import`, with a read-only directory), with these exceptions: `defrag` and
 //!   `migrate` rewrite a database, `drop-etcd` deletes etcd's files, [`rebuild`] moves the old data aside,
+//!   [`recover`] marks members if it is asked to,
 //!   and `export` marks the member as exported and, like a start, cuts off an interrupted write at the end of
 //!   the log.
 //! - An output directory appears under its final name completely or not at all, even if the process is
@@ -46,6 +48,7 @@ mod old_store;
 mod places;
 mod printer;
 pub mod rebuild;
+pub mod recover;
 mod restore;
 mod session;
 mod snapshot_file;

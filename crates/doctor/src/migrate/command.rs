@@ -65,7 +65,7 @@ pub(crate) const PROGRAM: Program<Run> = Program {
 };
 
 /// Time between the first and the last reading of each member's commit index and applied index.
-const WINDOW: Duration = Duration::from_millis(500);
+pub(crate) const WINDOW: Duration = Duration::from_millis(500);
 
 async fn run(matches: &Matches, io: &Io) -> Result<(), Failure> {
     no_arguments(matches)?;

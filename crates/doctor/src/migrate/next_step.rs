@@ -114,7 +114,7 @@ pub(crate) fn is_leader(evidence: &Evidence, member: &Member) -> bool {
 
 /// Returns the voter to which leadership should be moved before the leader stops; if possible, one that has
 /// been migrated already. Returns `None` if there is no other voter.
-fn successor<'s>(survey: &'s Survey, leader: &Member) -> Option<(&'s Member, &'s Status)> {
+pub(crate) fn successor<'s>(survey: &'s Survey, leader: &Member) -> Option<(&'s Member, &'s Status)> {
     let others = survey.evidence.statuses().filter(|(member, _)| member.id != leader.id && member.id != 0);
     let voters = others.filter(|(_, status)| !status.is_learner);
     voters.min_by_key(|(member, _)| (Product::of(member) != Some(survey.to), member.label()))
@@ -122,7 +122,7 @@ fn successor<'s>(survey: &'s Survey, leader: &Member) -> Option<(&'s Member, &'s
 
 /// Quotes a text as one word of a shell command. This is needed because a member may report any text, such as
 /// one with `;` in it.
-fn word(text: &str) -> String {
+pub(crate) fn word(text: &str) -> String {
     let is_plain = |c: char| c.is_ascii_alphanumeric() || ":/.-_[]%".contains(c);
     match !text.is_empty() && text.chars().all(is_plain) {
         true => text.to_owned(),

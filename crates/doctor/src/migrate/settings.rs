@@ -17,8 +17,14 @@ pub struct Settings {
 impl Settings {
     /// Parses the file as `mainstay --config-file` does.
     pub fn of_file(path: &str) -> Settings {
-        let mut settings = Settings { path: path.to_owned(), ..Settings::default() };
-        match config::parse(&[format!("--config-file={path}")], &[]) {
+        Settings::of(path, &[format!("--config-file={path}")], &[])
+    }
+
+    /// Parses the arguments and environment variables of a running member as a start would. `source` says where they
+    /// come from.
+    pub(crate) fn of(source: &str, arguments: &[String], environment: &[(String, String)]) -> Settings {
+        let mut settings = Settings { path: source.to_owned(), ..Settings::default() };
+        match config::parse(arguments, environment) {
             Ok(Invocation::Serve(parsed)) => settings.warnings = parsed.warnings.iter().map(line).collect(),
             Ok(Invocation::Help | Invocation::Version) => {}
             Err(Refusal::Syntax(text)) => settings.refusals.push(text),

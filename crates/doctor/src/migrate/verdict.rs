@@ -17,7 +17,7 @@ use crate::show;
 
 /// Names of the rules of `doctor` that are also applied before a migration, in addition to
 /// [`certificate::RULE_FOR_STEPS`]. Most of the other rules of `doctor` concern only performance.
-const SHARED_RULES: [&str; 8] = [
+pub(crate) const SHARED_RULES: [&str; 8] = [
     "unreachable",
     "no-leader",
     "different-clusters",

@@ -199,6 +199,7 @@ fn help_tells_everything() {
     };
     expect("help.txt", &text(&["--help"]));
     expect("help-migrate.txt", &text(&["migrate", "--help"]));
+    expect("help-upgrade.txt", &text(&["upgrade", "--help"]));
     expect("list.txt", &text(&["--list"]));
     expect("help-disk.txt", &text(&["check", "disk", "--help"]));
     expect("help-network.txt", &text(&["check", "network", "--help"]));
@@ -226,6 +227,8 @@ fn what_cannot_be_done_is_refused() {
         refused(&["migrate", "--to=consul"]),
         "Error: --to must be mainstay or etcd, not \"consul\"\n"
     );
+    assert_eq!(refused(&["upgrade", "--pid=x"]), "Error: --pid takes process ids, not \"x\"\n");
+    assert!(refused(&["upgrade", "--pid=4294967295"]).contains("/proc/4294967295/cmdline"));
     assert_eq!(refused(&["migrate", "--wal-dir=/w"]), "Error: --wal-dir requires --data-dir\n");
     assert!(refused(&["migrate", "10.0.0.1:2379"]).contains("unknown argument"));
     assert!(refused(&["migrate", "--for=1s"]).starts_with("Error: unknown flag: --for\n"));

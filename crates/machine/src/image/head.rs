@@ -5,7 +5,9 @@ use numbers::{Index, Revision, Term};
 use crate::alarm::Alarms;
 use crate::auth::Auth;
 use crate::codec::{Input, Malformed, put_i64, put_u64};
-use crate::image::{FORMAT, FORMAT_COMPRESSED, FORMAT_HASHED, HEAD, LEASES_APART, LEASES_IN_HEAD_MAX};
+use crate::image::{
+    FORMAT_COMPRESSED, FORMAT_HASHED, FORMATS_READ, HEAD, LEASES_APART, LEASES_IN_HEAD_MAX, format_written,
+};
 use crate::lease::Leases;
 use crate::machine::Machine;
 use crate::member::Members;
@@ -90,7 +92,7 @@ impl Head {
 
     fn encode_with(&self, from: Revision, versions: u64, leases_apart: bool) -> Vec<u8> {
         let mut out = vec![HEAD];
-        let format = if self.compressed_values { FORMAT_COMPRESSED } else { FORMAT };
+        let format = format_written(self.compressed_values);
         put_u64(&mut out, format + if leases_apart { LEASES_APART } else { 0 });
         put_u64(&mut out, from.0 as u64);
         put_u64(&mut out, self.revision.0 as u64);
@@ -144,7 +146,7 @@ impl SavedHead {
             return Err(Malformed("no head at the beginning"));
         }
         let format = input.u64()?;
-        if !(1..=FORMAT_COMPRESSED + LEASES_APART).contains(&format) {
+        if !FORMATS_READ.contains(&format) {
             return Err(Malformed("a format of another version of this program"));
         }
         let mut leases_apart = 0;

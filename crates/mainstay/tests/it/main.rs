@@ -23,6 +23,7 @@ mod kubernetes;
 mod member;
 mod network;
 mod observers;
+mod recover;
 mod refusals;
 mod shadow;
 mod smoke;

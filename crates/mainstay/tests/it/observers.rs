@@ -13,7 +13,7 @@ use crate::member::{READY, binary};
 use crate::{filler, run};
 
 /// Returns the command that starts the observer of a place, fed by the nodes of these places.
-fn observer(cluster: &Cluster, at: usize, feeds: &[usize], flags: &[&str]) -> Command {
+pub fn observer(cluster: &Cluster, at: usize, feeds: &[usize], flags: &[&str]) -> Command {
     let slot = &cluster.slots[at];
     let feeds: Vec<String> = feeds.iter().map(|at| cluster.slots[*at].peer_url()).collect();
     let (client, peer_url) = (slot.client, slot.peer_url());

@@ -14,7 +14,7 @@ use crate::client::Client;
 use crate::member::Setup;
 use crate::{filler, run};
 
-const MIB: usize = 1 << 20;
+pub const MIB: usize = 1 << 20;
 
 /// Returns the bytes of all files below a directory.
 fn disk_bytes(dir: &Path) -> u64 {

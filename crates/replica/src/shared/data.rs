@@ -2,7 +2,7 @@
 //! registration of long-running readers, and the size of the data on disk. [`Data`] is the entry point.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use storage::compaction_hash::CompactionHashes;
 use storage::readers::Readers;
@@ -25,6 +25,8 @@ pub struct Data {
     pub compaction_hashes: CompactionHashes,
     /// Bytes of the data directory on disk: log and checkpoints.
     disk_bytes: AtomicU64,
+    /// True if the files may contain compressed values.
+    compressed_values: AtomicBool,
 }
 
 impl Data {
@@ -41,7 +43,18 @@ impl Data {
             long_work: LongWork::new(sources),
             compaction_hashes: CompactionHashes::default(),
             disk_bytes: AtomicU64::new(0),
+            compressed_values: AtomicBool::new(false),
         }
+    }
+
+    /// Returns true if the member's files may contain compressed values, or will: their format is then a later one.
+    pub fn has_compressed_values(&self) -> bool {
+        self.compressed_values.load(Ordering::Relaxed)
+    }
+
+    /// Notes that the member's files may contain compressed values from now on.
+    pub fn note_compressed_values(&self) {
+        self.compressed_values.store(true, Ordering::Relaxed);
     }
 
     /// Returns the bytes on disk of the data directory: log and checkpoints.

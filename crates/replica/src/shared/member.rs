@@ -15,6 +15,8 @@ pub struct Member {
     pub identity: Identity,
     /// Version of the etcd release whose API this member offers.
     pub api_version: &'static str,
+    /// Commit from which the program was built, in hexadecimal; `None` if it is unknown.
+    pub commit: Option<&'static str>,
     /// Zone of this member, as set by its flag; empty if none is set.
     pub zone: String,
     /// True if this is an observer and no member of the cluster.
@@ -41,6 +43,7 @@ impl Member {
         Member {
             identity,
             api_version: api::API_VERSION,
+            commit: None,
             zone: String::new(),
             observes: false,
             autopilot: AutopilotOptions::off(),

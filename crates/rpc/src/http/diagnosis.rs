@@ -17,6 +17,7 @@ use serde_json::{Value, json};
 use super::{JSON, reply};
 use api::url::without_port;
 use replica::shared::Shared;
+use storage::formats::{Format, Formats};
 use telemetry::heavy_hitters::{Measure, Subject};
 
 /// Path of the page.
@@ -120,8 +121,14 @@ pub(super) fn answer(shared: &Shared, request: &Request<Bytes>) -> Response<Byte
         "file_bytes": sum(|segment| segment.file_bytes),
         "used_bytes": sum(|segment| segment.used_bytes),
     });
+    let formats = Formats::of_this_release(shared.data.has_compressed_values());
+    let format = |format: &Format| {
+        json!({ "reads": [format.reads.start(), format.reads.end()], "writes": format.writes })
+    };
     let mut page = json!({
         "version": env!("CARGO_PKG_VERSION"),
+        "commit": shared.member.commit,
+        "formats": { "log": format(&formats.log), "checkpoint": format(&formats.checkpoint) },
         "member_id": format!("{:x}", shared.member.identity.member_id),
         "name": shared.state.load().members.by_id.get(&shared.member.identity.member_id).map(|member| member.name.clone()),
         "clock_unix_ns": u64::try_from(since_epoch(wall).as_nanos()).unwrap_or(u64::MAX),

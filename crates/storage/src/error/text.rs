@@ -84,6 +84,16 @@ impl fmt::Display for DataDirError {
                 to = to.display(),
                 mark = in_shell(mark)
             ),
+            DataDirError::Recovered { mark, to } => write!(
+                f,
+                "the cluster of this member was formed again in {to} by `mainstay recover`, without this member: \
+                 started here it could elect a second leader. To bring this machine back, move this data directory \
+                 away, add a member to the new cluster with `etcdctl member add`, and start with an empty directory and \
+                 --initial-cluster-state=existing. If no member was ever started on {to}, remove {to} so that none ever \
+                 is, and continue here: `rm {mark}`",
+                to = to.display(),
+                mark = in_shell(mark)
+            ),
             DataDirError::OfObserver { data_dir } => write!(
                 f,
                 "{} is the data directory of an observer: start it with `mainstay observer`, or give this member another \

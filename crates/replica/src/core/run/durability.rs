@@ -499,6 +499,9 @@ impl Core {
         let mut head = Box::new(self.machine.head());
         // Values that are on their way may arrive, compressed, before the run is written.
         head.compressed_values |= self.options.compresses_values && self.space.moves.were_ordered();
+        if head.compressed_values {
+            self.shared.data.note_compressed_values();
+        }
         head
     }
 

@@ -1,0 +1,564 @@
+//! `mainstay recover`: says which of the directories that have survived a disaster has the newest state, what each
+//! would lose, and what is certain; and forms the cluster again from one of them.
+//!
+//! [`found`] reads directories, [`judgement`] compares them and has the argument why the choice is sound, [`report`]
+//! says what follows, and [`forming`] makes the new directory.
+//!
+//! A cluster that was formed again never has a second leader beside it, as far as this program can prevent it:
+//! its only member has an id that no old member knows; the old directories can be marked (`--mark`), so that no
+//! member starts on them; and the cluster keeps its id only if too few old members are left unmarked for a majority,
+//! or the operator vouches for the rest.
+
+mod forming;
+mod found;
+mod judgement;
+mod report;
+
+use std::collections::BTreeSet;
+use std::ffi::{OsStr, OsString};
+use std::os::unix::ffi::OsStrExt as _;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+
+use cli::{Command, Failure, Flag, Invocation, Io, Program};
+use config::Url;
+use disk::{Disk as _, Lock, RealDisk};
+use machine::Rules;
+
+use self::forming::{Formed, Order, form, position};
+use self::found::{Found, Kind, Unread, member_name};
+use self::judgement::{Judgement, settle_copies};
+use self::report::{Report, losses};
+use crate::max_learners;
+use crate::notice::Notices;
+use crate::session::{Run, Session};
+use crate::target::refuse_taken;
+use crate::wal_dir::WalDir;
+
+const ACCEPT_LOSS: Flag<bool> = Flag::bool(
+    "accept-loss",
+    "form the cluster although acknowledged writes may be missing, because directories of too few voters are here",
+);
+const BUMP_REVISION: Flag<u64> = Flag::uint(
+    "bump-revision",
+    "1000000000",
+    "by how much to raise the revision, so that none is given out twice; watches from before then end as compacted. 0 keeps it",
+);
+const COPY: Flag<Vec<String>> = Flag::list(
+    "copy",
+    "",
+    "directories that are earlier copies (backups) of a member's directory: they do not count as that member",
+);
+const DATA_DIR: Flag<String> =
+    Flag::text("data-dir", "", "with --form: data directory of the new cluster's first member, which must not exist yet");
+const FORM: Flag<bool> = Flag::bool("form", "form the cluster again: a new directory with the only member");
+const FROM: Flag<String> = Flag::text("from", "", "form the cluster from this directory, not from the newest");
+const KEEP_CLUSTER_ID: Flag<bool> = Flag::bool("keep-cluster-id", "keep the cluster's id; by default it gets a new one");
+const MARK: Flag<bool> =
+    Flag::bool("mark", "mark the given directories of members, so that no member starts on them again");
+const NAME: Flag<String> = Flag::text("name", "", "with --form: name of the member");
+const OTHERS_ARE_GONE: Flag<bool> = Flag::bool(
+    "others-are-gone",
+    "with --keep-cluster-id: you make sure that members whose directories are not marked never run again",
+);
+const PEER_URLS: Flag<Vec<String>> =
+    Flag::list("initial-advertise-peer-urls", "", "with --form: peer URLs of the member");
+const WAL_DIR: Flag<String> =
+    Flag::text("wal-dir", "", "with --form: directory of the log, if the member will be started with --wal-dir");
+const WRITE_OUT: Flag<String> = Flag::text("write-out", "table", "output format of the report (table, json)").short('w');
+
+const LONG: &str = "\
+For a cluster that has lost its quorum: reads data directories of members that are not running, of observers and of shadows,
+and says which has the newest state, what the cluster would lose with each of the others, and what may be missing from all of
+them. It changes nothing in these directories.
+
+With --form it then forms the cluster again from the newest: a new data directory with one member that is alone in its cluster.
+All others join it later, with empty directories. Nothing happens unless it is certain that no acknowledged write is lost, or
+--accept-loss is given. Revisions are raised, and everything before is compacted, so that watches end with a compaction error
+and never miss or repeat an event.
+
+A cluster that keeps its id must not meet its old members. With --mark they refuse to start; without it, or if enough of them
+for a majority are not among the given directories, --keep-cluster-id is refused unless you vouch for the rest with
+--others-are-gone.";
+
+const EXAMPLE: &str = "  mainstay recover /disks/m1 /disks/m3
+  mainstay recover /disks/m1 /disks/m3 -w json
+  mainstay recover /disks/m1 /disks/m3 --form --mark --data-dir /var/lib/mainstay --name m1 \\
+      --initial-advertise-peer-urls http://10.0.0.1:2380";
+
+/// The tool `mainstay recover`.
+pub const PROGRAM: Program<Run> = Program {
+    root: Command {
+        name: "recover",
+        usage: "recover DIR... [--form --data-dir NEW --name NAME --initial-advertise-peer-urls URL]",
+        usage_is_whole: true,
+        about: "Says which surviving data directory has the newest state, and forms the cluster again from it",
+        long: LONG,
+        example: EXAMPLE,
+        flags: &[
+            ACCEPT_LOSS.row(),
+            BUMP_REVISION.row(),
+            COPY.row(),
+            DATA_DIR.row(),
+            FORM.row(),
+            FROM.row(),
+            PEER_URLS.row(),
+            KEEP_CLUSTER_ID.row(),
+            MARK.row(),
+            max_learners::FLAG.row(),
+            NAME.row(),
+            OTHERS_ARE_GONE.row(),
+            WAL_DIR.row(),
+            WRITE_OUT.row(),
+        ],
+        run: Some(Run(run_command)),
+        ..Command::EMPTY
+    },
+    globals: &[],
+    env_prefix: None,
+    env_known: &[],
+    globals_hint: "",
+};
+
+/// Runs the command. `args` are the words after `recover`. The report goes to standard output, everything else to
+/// standard error.
+pub fn run(args: &[OsString]) -> ExitCode {
+    ExitCode::from(run_in(args, &Io::of_process()))
+}
+
+/// Runs the command with the given streams. Returns the exit code.
+pub fn run_in(args: &[OsString], io: &Io) -> u8 {
+    let outcome = match PROGRAM.parse(args, io.text_environment()) {
+        Err(error) => {
+            io.err.notice(format!("Error: {error}\n{}", PROGRAM.usage(&error.path)));
+            return Failure::ERROR;
+        }
+        Ok(Invocation::Help(text)) => io.out.write(text.as_bytes()).map_err(Failure::error),
+        Ok(Invocation::Group(matches)) => {
+            io.out.write(PROGRAM.help(&matches.path).as_bytes()).map_err(Failure::error)
+        }
+        Ok(Invocation::Run(matches, run)) => run.0(&mut Session {
+            program: &PROGRAM,
+            matches: &matches,
+            out: io.out.clone(),
+            notices: Notices::new(io),
+            clock: io.clock,
+        }),
+    };
+    match outcome {
+        Ok(()) => 0,
+        Err(failure) => {
+            io.err.notice(format!("Error: {failure}\n"));
+            failure.code
+        }
+    }
+}
+
+/// What the flags ask for beside the report.
+struct Forming {
+    order: Order,
+    from: Option<PathBuf>,
+    accepts_loss: bool,
+    marks: bool,
+    others_are_gone: bool,
+}
+
+fn run_command(session: &mut Session<'_>) -> Result<(), Failure> {
+    let given = session.matches;
+    let is_json = match given.get(WRITE_OUT) {
+        "table" => false,
+        "json" => true,
+        other => {
+            let other = cli::go::quote(other);
+            return Err(Failure::bad_args(format!("--write-out is table or json, not {other}")));
+        }
+    };
+    let rules = max_learners::rules(given);
+    let dirs: Vec<(PathBuf, bool)> = given
+        .args
+        .iter()
+        .map(|arg| (PathBuf::from(OsStr::from_bytes(arg)), false))
+        .chain(given.get(COPY).iter().map(|dir| (PathBuf::from(dir), true)))
+        .collect();
+    if dirs.is_empty() {
+        return Err(Failure::bad_args("recover needs the data directories that are left: mainstay recover DIR..."));
+    }
+    refuse_twice(&dirs)?;
+    let forming = forming(session, rules)?;
+    // The locks keep members from starting until the end of this command.
+    let mut locks = Vec::new();
+    let (mut found, mut unusable) = (Vec::new(), Vec::new());
+    for (dir, is_copy) in &dirs {
+        locks.extend(hold(dir)?);
+        match Found::read(dir, *is_copy, rules) {
+            Ok(source) => {
+                max_learners::check(given, source.stopped.refused_learner)?;
+                found.push(source.found);
+            }
+            Err(Unread::InUse) => return Err(in_use(dir)),
+            Err(Unread::Unusable(why)) => unusable.push((dir.clone(), why)),
+        }
+    }
+    settle_copies(&mut found);
+    let report = report(found, unusable, rules)?;
+    session.print(&if is_json { report.json() } else { report.text() })?;
+    match forming {
+        None => {
+            let next = report.next_step();
+            session.notices.plain(&next);
+            Ok(())
+        }
+        Some(forming) => form_again(session, &report, forming),
+    }
+}
+
+/// Returns an error if a directory is named twice: it would count as two.
+fn refuse_twice(dirs: &[(PathBuf, bool)]) -> Result<(), Failure> {
+    let mut seen = BTreeSet::new();
+    for (dir, _) in dirs {
+        // A directory that does not exist is reported later.
+        let whole = std::fs::canonicalize(dir).unwrap_or_else(|_| dir.clone());
+        if !seen.insert(whole) {
+            return Err(Failure::bad_args(format!("{} is given twice", dir.display())));
+        }
+    }
+    Ok(())
+}
+
+/// Locks a directory, if it has a file to be locked, against members and shadows that would use it. Nothing in it is
+/// changed.
+fn hold(dir: &Path) -> Result<Vec<Lock>, Failure> {
+    let mut locks = Vec::new();
+    for lock in ["lock", "member/lock", "data/member/lock"] {
+        match RealDisk.lock_shared(&dir.join(lock)) {
+            Ok(lock) => locks.push(lock),
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Err(in_use(dir)),
+            // What cannot be opened is reported when the directory is read.
+            Err(_) => {}
+        }
+    }
+    Ok(locks)
+}
+
+fn in_use(dir: &Path) -> Failure {
+    Failure::error(format!(
+        "{} is in use: stop the member that runs on it. If a majority of the members can run, just start them: they need \
+         no recovery",
+        dir.display()
+    ))
+}
+
+/// Judges the directories.
+fn report(found: Vec<Found>, unusable: Vec<(PathBuf, String)>, rules: Rules) -> Result<Report, Failure> {
+    let clusters: BTreeSet<u64> = found.iter().map(|found| found.cluster_id).collect();
+    if clusters.len() > 1 {
+        let each = clusters.iter().map(|id| {
+            let of = found.iter().filter(|found| found.cluster_id == *id);
+            let dirs: Vec<String> = of.map(|found| found.dir.display().to_string()).collect();
+            format!("{} of cluster {id:x}", dirs.join(", "))
+        });
+        return Err(Failure::error(format!(
+            "the directories are of different clusters: {}. Give only those of one",
+            each.collect::<Vec<_>>().join("; ")
+        )));
+    }
+    let Some(judgement) = Judgement::of(&found) else {
+        let whys: Vec<String> =
+            unusable.iter().map(|(dir, why)| format!("{}: {why}", dir.display())).collect();
+        return Err(Failure::error(format!(
+            "no directory can be used: {}. If there is no other, restore a backup with `mainstay utl snapshot restore`",
+            whys.join("; ")
+        )));
+    };
+    let newest = &found[judgement.newest];
+    let mut source = read_again(newest, rules)?;
+    let losses = losses(&mut source.stopped, &found);
+    Ok(Report { found, unusable, judgement, losses })
+}
+
+/// Reads a directory once more, for what takes much memory and is needed of one directory only.
+fn read_again(found: &Found, rules: Rules) -> Result<found::Source, Failure> {
+    let again = Found::read(&found.dir, found.kind == Kind::Copy, rules).map_err(|unread| match unread {
+        Unread::InUse => in_use(&found.dir),
+        Unread::Unusable(why) => Failure::error(format!("{}: {why}", found.dir.display())),
+    })?;
+    if again.found.last != found.last {
+        return Err(Failure::error(format!("{} has changed meanwhile: run the same command again", found.dir.display())));
+    }
+    Ok(again)
+}
+
+/// Reads the flags of `--form`; `None` without it.
+fn forming(session: &Session<'_>, rules: Rules) -> Result<Option<Forming>, Failure> {
+    let given = session.matches;
+    let text = |flag: Flag<String>| Some(given.get(flag)).filter(|text| !text.is_empty()).map(str::to_owned);
+    if !given.get(FORM) {
+        let own = [
+            ACCEPT_LOSS.row(),
+            BUMP_REVISION.row(),
+            DATA_DIR.row(),
+            FROM.row(),
+            KEEP_CLUSTER_ID.row(),
+            MARK.row(),
+            NAME.row(),
+            OTHERS_ARE_GONE.row(),
+            PEER_URLS.row(),
+            WAL_DIR.row(),
+        ];
+        return match own.iter().find(|flag| given.is_given(**flag)) {
+            Some(flag) => Err(Failure::bad_args(format!("--{} requires --form", flag.name))),
+            None => Ok(None),
+        };
+    }
+    let (Some(data_dir), Some(name)) = (text(DATA_DIR), text(NAME)) else {
+        return Err(Failure::bad_args("--form requires --data-dir, --name and --initial-advertise-peer-urls"));
+    };
+    let peer_urls = given.get(PEER_URLS);
+    if peer_urls.is_empty() {
+        return Err(Failure::bad_args("--form requires --data-dir, --name and --initial-advertise-peer-urls"));
+    }
+    let peer_urls = peer_urls.iter().map(|url| {
+        Url::parse(url).map(|url| url.as_str().to_owned()).map_err(|error| Failure::bad_args(error.to_string()))
+    });
+    let peer_urls = peer_urls.collect::<Result<Vec<String>, Failure>>()?;
+    let data_dir = PathBuf::from(data_dir);
+    let wal_dir = match text(WAL_DIR) {
+        None => None,
+        Some(dir) if Path::new(&dir).exists() => {
+            return Err(Failure::error(format!("{dir} already exists: the log needs a new directory")));
+        }
+        Some(dir) => Some(WalDir::of(Path::new(&dir), &data_dir, ("wal-dir", "data-dir"))?),
+    };
+    refuse_taken(&data_dir, "; if an earlier run has made it, start the member on it")?;
+    if given.get(OTHERS_ARE_GONE) && !given.get(KEEP_CLUSTER_ID) {
+        return Err(Failure::bad_args("--others-are-gone requires --keep-cluster-id"));
+    }
+    let bump = given.get(BUMP_REVISION);
+    Ok(Some(Forming {
+        order: Order {
+            data_dir,
+            wal_dir,
+            name,
+            peer_urls,
+            keeps_cluster_id: given.get(KEEP_CLUSTER_ID),
+            bump: (bump > 0).then_some(bump),
+            rules,
+            marks: Vec::new(),
+        },
+        from: text(FROM).map(PathBuf::from),
+        accepts_loss: given.get(ACCEPT_LOSS),
+        marks: given.get(MARK),
+        others_are_gone: given.get(OTHERS_ARE_GONE),
+    }))
+}
+
+/// Forms the cluster again, after everything that speaks against it was checked.
+fn form_again(session: &mut Session<'_>, report: &Report, forming: Forming) -> Result<(), Failure> {
+    let Forming { mut order, from, accepts_loss, marks, others_are_gone } = forming;
+    let judgement = &report.judgement;
+    let from = match from {
+        None => judgement.newest,
+        Some(dir) => report.found.iter().position(|found| found.dir == dir).ok_or_else(|| {
+            Failure::bad_args(format!("--from {} is none of the directories that can be used", dir.display()))
+        })?,
+    };
+    let is_chosen = session.matches.is_given(FROM.row());
+    let source = &report.found[from];
+    if !is_chosen {
+        refuse_doubtful(report)?;
+    }
+    let loses_nothing = judgement.is_complete && report.losses[from].is_none() && source.has_log();
+    if !loses_nothing && !accepts_loss {
+        return Err(Failure::error(if !judgement.is_complete {
+            "acknowledged writes may be missing, as said above: bring more directories, or give --accept-loss to go on \
+             with what is here"
+                .to_owned()
+        } else {
+            format!(
+                "{} lacks acknowledged writes, as said above: form the cluster from {}, or give --accept-loss",
+                source.dir.display(),
+                report.found[judgement.newest].dir.display()
+            )
+        }));
+    }
+    if order.bump.is_none() && !loses_nothing {
+        return Err(Failure::bad_args(
+            "--bump-revision=0 is possible only if no acknowledged write is missing: otherwise revisions that clients have \
+             seen would be given out again, and their watches would miss events",
+        ));
+    }
+    for found in &report.found {
+        if let Some(to) = &found.formed
+            && to.exists()
+            && !is_same_path(to, &order.data_dir)
+        {
+            return Err(Failure::error(format!(
+                "a cluster was already formed from {} in {}: start that one; or, if no member was ever started on it, \
+                 remove it and run the same command again",
+                found.dir.display(),
+                to.display()
+            )));
+        }
+    }
+    let marked: Vec<&Found> = match marks {
+        true => report.found.iter().filter(|found| matches!(found.kind, Kind::Member | Kind::Copy)).collect(),
+        false => Vec::new(),
+    };
+    if order.keeps_cluster_id && !others_are_gone {
+        refuse_second_leader(report, &marked)?;
+    }
+    order.marks = marked.iter().map(|found| found.data_dir.clone()).collect();
+    let again = read_again(source, order.rules)?;
+    let formed = form(again, position(&report.found), &order)?;
+    let next = said(source, &order, &formed);
+    session.print(&next)
+}
+
+/// Returns an error if it is not for this program to choose: the histories contradict each other, or the newest state
+/// is suspect, or is that of a shadow.
+fn refuse_doubtful(report: &Report) -> Result<(), Failure> {
+    let judgement = &report.judgement;
+    let newest = &report.found[judgement.newest];
+    let choose = "choose with --from DIR";
+    let refused = |why: String| Err(Failure::error(format!("{why}: {choose}")));
+    if !judgement.contradicting.is_empty() {
+        return refused("the directories have two histories, as said above".to_owned());
+    }
+    if newest.is_corrupt {
+        return refused(format!("{} is the newest, but its data may be wrong, as said above", newest.dir.display()));
+    }
+    if newest.kind == Kind::Shadow || !judgement.shadows_ahead.is_empty() {
+        return refused(
+            "a shadow has the latest changes, but it has no users, roles and alarms, so everyone could read and write"
+                .to_owned(),
+        );
+    }
+    Ok(())
+}
+
+/// Returns an error if old members whose directories are not marked are enough to elect a leader.
+fn refuse_second_leader(report: &Report, marked: &[&Found]) -> Result<(), Failure> {
+    let newest = &report.found[report.judgement.newest];
+    let is_marked = |id: &u64| marked.iter().any(|found| found.kind == Kind::Member && found.member_id == *id);
+    for voters in &newest.voters {
+        let (stopped, free): (Vec<u64>, Vec<u64>) = voters.iter().copied().partition(|id| is_marked(id));
+        if 2 * free.len() > voters.len() {
+            let names: Vec<String> = free.iter().map(|id| member_name(&newest.members, *id)).collect();
+            let mark = if stopped.is_empty() { "give --mark, and " } else { "" };
+            return Err(Failure::error(format!(
+                "with the cluster's id kept, {} could start again and elect a second leader: {mark}bring more of their \
+                 directories to be marked; or leave out --keep-cluster-id; or give --others-are-gone if you make sure \
+                 that they never run again",
+                names.join(", ")
+            )));
+        }
+    }
+    Ok(())
+}
+
+fn is_same_path(one: &Path, other: &Path) -> bool {
+    std::path::absolute(one).ok() == std::path::absolute(other).ok()
+}
+
+impl Report {
+    /// Returns what to do after the report, as one or two sentences.
+    fn next_step(&self) -> String {
+        let judgement = &self.judgement;
+        let newest = &self.found[judgement.newest];
+        let unmarked = self
+            .found
+            .iter()
+            .filter(|found| found.kind == Kind::Member && found.formed.is_none())
+            .filter(|found| judgement.present.contains(&found.member_id))
+            .count();
+        if unmarked > 0 && unmarked >= judgement.quorum {
+            return format!(
+                "Next: these are enough members to go on without a recovery: start them with their flags. To form the cluster \
+                 again all the same, add --form ({}).\n",
+                "mainstay recover --help"
+            );
+        }
+        let name = newest.name();
+        format!(
+            "Next: bring more directories if there are any, or form the cluster again: add {}--form --mark --data-dir NEW --name \
+             {name} --initial-advertise-peer-urls {}\n",
+            if judgement.is_complete { "" } else { "--accept-loss " },
+            newest.members.by_id.get(&newest.member_id).map_or("URL".to_owned(), |member| member.peer_urls.join(","))
+        )
+    }
+}
+
+/// Returns what was formed, and the commands that come next.
+fn said(source: &Found, order: &Order, formed: &Formed) -> String {
+    let data_dir = order.data_dir.display();
+    let urls = order.peer_urls.join(",");
+    let Formed { identity, revision, compact_revision, keys } = formed;
+    let kept = if order.keeps_cluster_id { "as before" } else { "new" };
+    let mut text = format!(
+        "Formed a cluster from {}: {data_dir} is member {} ({:x}) of cluster {:x} ({kept}), with {} at revision {revision}",
+        source.dir.display(),
+        order.name,
+        identity.member_id,
+        identity.cluster_id,
+        report::counted(*keys, "key"),
+    );
+    text.push_str(&if order.bump.is_some() {
+        format!(", compacted up to {compact_revision}.\n")
+    } else {
+        ".\n".to_owned()
+    });
+    let own = source.members.by_id.values().find(|member| member.name == order.name);
+    let client_urls = own.map(|member| member.client_urls.join(",")).filter(|urls| !urls.is_empty());
+    let client_urls = client_urls.unwrap_or_else(|| "CLIENT_URLS".to_owned());
+    let wal_dir = match &order.wal_dir {
+        None => String::new(),
+        Some(WalDir::Inside(below)) => format!(" --wal-dir {}", order.data_dir.join(below).display()),
+        Some(WalDir::Apart(path)) => format!(" --wal-dir {}", path.display()),
+    };
+    text.push_str(&format!(
+        "Next:\n1. Start it, with the other flags that its member had:\n   mainstay --name {name} --data-dir {data_dir}{wal_dir} \
+         --initial-advertise-peer-urls {urls} --listen-peer-urls {urls} --advertise-client-urls {client_urls} \
+         --listen-client-urls {client_urls}\n",
+        name = order.name,
+    ));
+    let others: Vec<_> = source
+        .members
+        .by_id
+        .values()
+        .filter(|member| member.name != order.name && member.peer_urls != order.peer_urls)
+        .collect();
+    if !others.is_empty() {
+        text.push_str(
+            "2. Add the others, one after the other, each with an empty data directory; move the old one away first:\n",
+        );
+        for member in others {
+            let name = if member.name.is_empty() { "NAME" } else { &member.name };
+            text.push_str(&format!(
+                "   mainstay ctl --endpoints {client_urls} member add {name} --learner --peer-urls {}\n",
+                member.peer_urls.join(",")
+            ));
+        }
+        text.push_str(
+            "   Start each as `member add` says, with --initial-cluster-state existing, and promote it: mainstay ctl member \
+             promote ID\n",
+        );
+    }
+    if !order.marks.is_empty() {
+        text.push_str("The old directories are marked: no member starts on them.\n");
+    } else {
+        text.push_str(
+            "Never start a member on the old directories again (--mark would have made that impossible): they are of a \
+             cluster that is no more.\n",
+        );
+    }
+    text.push_str("Start observers and shadows with empty directories.\n");
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    #[test]
+    fn the_table_is_sound() {
+        super::PROGRAM.assert_sound();
+    }
+}
