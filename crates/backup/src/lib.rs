@@ -33,6 +33,7 @@ pub mod base;
 pub mod chain;
 mod cloud;
 mod collector;
+pub mod command;
 mod credentials;
 mod directory;
 mod fetch;

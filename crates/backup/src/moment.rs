@@ -8,15 +8,17 @@ use disk::{Disk, RealDisk};
 use log::{Entry, HardState};
 use machine::Machine;
 use machine::transfer::TransferReader;
-use numbers::{Index, MemberId, Term};
+use mvcc::HashWalk;
+use numbers::{Index, MemberId, Revision, Term};
 use storage::Identity;
+use storage::kv_hash::KvHash;
 use storage::restoration::{Restoration, RestorationError, RestoredEntry};
 use storage::terms::Terms;
 use storage::values::LogValues;
 
 use crate::base;
 use crate::fetch::Fetch;
-use crate::manifest::{Part, StateHash};
+use crate::manifest::{HashKv, Part, StateHash};
 use crate::part::{Block, PartReader};
 use crate::plan::{Moment, Plan, shown};
 use crate::trouble::{Fault, Trouble};
@@ -247,6 +249,30 @@ impl Rolling<'_> {
         let values = restoration.values();
         drop((restoration, terms));
         Ok(Restored { machine, values, time_ms, compared })
+    }
+}
+
+/// Computes HashKV of a state at its newest revision.
+///
+/// # Errors
+///
+/// Returns that a value cannot be read.
+pub fn hash_kv(machine: &mut Machine, values: &LogValues) -> Result<HashKv, Trouble> {
+    let refused = |text: String| Trouble::new(Fault::Refused, format!("cannot compute HashKV: {text}"));
+    let view = machine.store.publish();
+    let mut walk = HashWalk::new(&view.snapshot(), Revision(0))
+        .map_err(|error| refused(machine::range::refused(error).shown()))?;
+    let (compact_revision, revision) = (walk.compact_revision().0, walk.revision().0);
+    let mut hash = KvHash::default();
+    let mut failed = None;
+    while !walk.step(&view.snapshot(), 4096, |version| {
+        if failed.is_none() {
+            failed = hash.feed(version, values).err();
+        }
+    }) {}
+    match failed {
+        Some(status) => Err(refused(status.shown())),
+        None => Ok(HashKv { revision, compact_revision, hash: hash.finish() }),
     }
 }
 

@@ -8,11 +8,12 @@ use crate::directory::DirectoryStore;
 use crate::store::Store;
 use crate::trouble::{Fault, Trouble};
 
+/// Schemes of the URLs of places.
+const SCHEMES: [&str; 4] = ["s3", "gs", "az", "file"];
+
 /// Returns true if a text is the URL of a place for backups, and not the name of a file.
 pub fn is_url(text: &str) -> bool {
-    text.split_once("://").is_some_and(|(scheme, _)| {
-        !scheme.is_empty() && scheme.bytes().all(|byte| byte.is_ascii_alphanumeric())
-    })
+    text.split_once("://").is_some_and(|(scheme, _)| SCHEMES.contains(&scheme))
 }
 
 /// Opens a place. Credentials are read again each time.
@@ -27,7 +28,7 @@ pub fn open(url: &str) -> Result<Arc<dyn Store>, Trouble> {
             Fault::Refused,
             format!("{url}: a directory is named by its absolute path: file:///path/to/directory"),
         )),
-        Some(("s3" | "gs" | "az" | "azure" | "abfs" | "abfss", _)) => Ok(Arc::new(CloudStore::open(url)?)),
+        Some(("s3" | "gs" | "az", _)) => Ok(Arc::new(CloudStore::open(url)?)),
         _ => Err(Trouble::new(
             Fault::Refused,
             format!(

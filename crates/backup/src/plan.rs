@@ -162,23 +162,43 @@ impl Chain<'_> {
                 ));
             }
         }
-        let is_needed = |part: &Part, before: Option<&Part>| match moment {
-            Moment::Newest => true,
-            // The revision of a part may be that of an earlier sample, so the next part is read, too, if in doubt.
-            Moment::Revision(revision) => before.is_none_or(|before| before.at.revision < revision),
-            Moment::TimeMs(time_ms) => before.is_none_or(|before| before.at.time_ms <= time_ms),
-        };
-        let mut parts: Vec<Part> = Vec::new();
-        for part in whole.parts {
-            if part.at.index <= whole.base.at.index {
+        let mut parts = Vec::new();
+        add_needed(&mut parts, whole.parts, whole.base.at.index, moment);
+        Ok(Plan { epoch: *sequence, base: whole.base, parts, moment, until: whole.to })
+    }
+
+    /// Finds what is needed to follow the log from one moment to a later one: the base for the first, and all parts
+    /// up to the second.
+    ///
+    /// # Errors
+    ///
+    /// Returns the errors of [`Chain::plan`], and that entries between the two moments are missing.
+    pub fn plan_between(&self, from: Moment, to: Moment) -> Result<Plan, Trouble> {
+        let (mut plan, last) = (self.plan(from)?, self.plan(to)?);
+        if last.epoch < plan.epoch {
+            return Err(Trouble::new(Fault::Refused, "the second moment is before the first"));
+        }
+        let head = self.head_or_refuse()?;
+        plan.parts.clear();
+        for (sequence, ..) in self.epochs(&head) {
+            if !(plan.epoch..=last.epoch).contains(&sequence) {
                 continue;
             }
-            if !is_needed(&part, parts.last()) {
-                break;
+            let whole = self.epoch(&head, sequence)?;
+            if let Some(reason) = whole.gap.filter(|_| sequence > plan.epoch) {
+                return Err(Trouble::new(
+                    Fault::Refused,
+                    format!(
+                        "the backup lacks what happened right before revision {} at {}: {reason}",
+                        whole.base.at.revision,
+                        shown(whole.base.at.time_ms)
+                    ),
+                ));
             }
-            parts.push(part);
+            add_needed(&mut plan.parts, whole.parts, plan.base.at.index, to);
         }
-        Ok(Plan { epoch: *sequence, base: whole.base, parts, moment, until: whole.to })
+        (plan.moment, plan.until) = (to, last.until);
+        Ok(plan)
     }
 
     /// Returns a reason if a revision lies between two epochs that follow each other, which no whole chain has.
@@ -202,6 +222,27 @@ impl Chain<'_> {
             first = numbers.min().unwrap_or(first);
         }
         Ok(first)
+    }
+}
+
+/// Adds the parts of an epoch that follow those that are there and are needed for a moment. `index` is that of the
+/// base.
+fn add_needed(parts: &mut Vec<Part>, of_epoch: Vec<Part>, index: u64, moment: Moment) {
+    for part in of_epoch {
+        let before = parts.last();
+        if part.at.index <= before.map_or(index, |before| before.at.index) {
+            continue;
+        }
+        let is_needed = match moment {
+            Moment::Newest => true,
+            // The revision of a part may be that of an earlier sample, so the next part is read, too, if in doubt.
+            Moment::Revision(revision) => before.is_none_or(|before| before.at.revision < revision),
+            Moment::TimeMs(time_ms) => before.is_none_or(|before| before.at.time_ms <= time_ms),
+        };
+        if !is_needed {
+            return;
+        }
+        parts.push(part);
     }
 }
 

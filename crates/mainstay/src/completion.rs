@@ -56,6 +56,7 @@ pub fn tree() -> Tree {
             below: Vec::new(),
         },
         Tree::of(&shadow::PROGRAM),
+        Tree::of(&backup::command::PROGRAM),
         Tree {
             name: "rebuild",
             about: "Restore a damaged or lost member from the others",

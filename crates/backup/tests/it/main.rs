@@ -1,1 +1,8 @@
-//! x
+//! Tests of the backup with a model of a node, and stores that fail.
+
+mod chain;
+mod damage;
+mod faults;
+mod model;
+mod moments;
+mod store;
