@@ -98,7 +98,8 @@ impl Collector {
                 self.began_ms = now_ms;
                 self.at = Position { index: read, ..self.at };
             }
-            self.part.push(time_ms, is_whole.then_some(position.revision), &entries);
+            let state_hash = if is_whole { source.state_hash(last.0) } else { None };
+            self.part.push(time_ms, is_whole.then_some(position.revision), state_hash, &entries);
             self.at = match is_whole {
                 true => Position { time_ms, ..position },
                 // The revision is at least that of the sample before.

@@ -105,7 +105,14 @@ pub fn restore<'r>(
         compared: 0,
         judge,
     };
-    rolling.compare(plan.base.state_hash.as_ref())?;
+    if let Some(known) = &plan.base.state_hash
+        && let Some(hash) = rolling.machine.state_hash()
+    {
+        if StateHash::new(at.index, hash) != *known {
+            return Err(damaged_base(plan, "the state is not the one that the cluster had"));
+        }
+        rolling.compared += 1;
+    }
     let hard_state = HardState { term: Term(at.term), vote: MemberId(0), commit: Index(at.index) };
     rolling.terms = rolling
         .restoration
@@ -137,9 +144,6 @@ impl Rolling<'_> {
             }
             self.take_block(part, block)?;
         }
-        if self.machine.applied_index.0 == part.at.index {
-            self.compare(part.state_hash.as_ref())?;
-        }
         Ok(self.is_reached())
     }
 
@@ -157,9 +161,10 @@ impl Rolling<'_> {
         }
         let entries: Vec<Entry> =
             block.entries.into_iter().filter(|entry| entry.index.0 >= next).collect();
-        // If the block may reach beyond the moment, its entries are applied one by one.
+        // If the moment may be within the block, its entries are applied one by one: also entries that do not change
+        // the revision, such as compactions, must not be applied after the moment.
         let is_within = match self.moment {
-            Moment::Revision(to) => block.revision.is_some_and(|revision| revision <= to),
+            Moment::Revision(to) => block.revision.is_some_and(|revision| revision < to),
             _ => true,
         };
         if is_within && self.judge.is_none() {
@@ -193,6 +198,9 @@ impl Rolling<'_> {
                 &format!("revision {revision}"),
             ));
         }
+        if self.machine.applied_index == block.last {
+            self.compare(block.state_hash)?;
+        }
         Ok(())
     }
 
@@ -215,18 +223,14 @@ impl Rolling<'_> {
     }
 
     /// Compares the state with the hash that the node had which was backed up.
-    fn compare(&mut self, known: Option<&StateHash>) -> Result<(), Trouble> {
-        let Some(known) = known.filter(|known| known.index == self.machine.applied_index.0) else {
+    fn compare(&mut self, known: Option<u64>) -> Result<(), Trouble> {
+        // A state whose entries were chosen is another one on purpose.
+        let (Some(known), Some(own), None) = (known, self.machine.state_hash(), &self.judge) else {
             return Ok(());
         };
-        // A state whose entries were chosen is another one on purpose.
-        if self.judge.is_some() {
-            return Ok(());
-        }
-        let Some(hash) = self.machine.state_hash() else { return Ok(()) };
-        let own = StateHash::new(known.index, hash);
-        if own != *known {
-            return Err(differs(known.index, &format!("hash {}", own.hash), &format!("hash {}", known.hash)));
+        if own != known {
+            let index = self.machine.applied_index.0;
+            return Err(differs(index, &format!("hash {own:016x}"), &format!("hash {known:016x}")));
         }
         self.compared += 1;
         Ok(())

@@ -8,8 +8,10 @@
 //!         16 revision i64, after the last entry of the block; -1 if it is not known
 //!         24 first index u64
 //!         32 last index u64
-//!         40 length u32, of the entries before compression
-//!         44 a frame of zstd with the entries, by ascending index without a gap
+//!         40 flags u32: 1 if the next field is known
+//!         44 rolling hash of the state after the last entry u64
+//!         52 length u32, of the entries before compression
+//!         56 a frame of zstd with the entries, by ascending index without a gap
 //! entry    term u64 | type u8, raft's | length u32 | data
 //! ```
 //!
@@ -24,7 +26,8 @@ const MAGIC: [u8; 8] = *b"MNSTPART";
 const VERSION: u32 = 1;
 /// Number of bytes before the first block.
 pub const PART_HEAD_BYTES: usize = 24;
-const BLOCK_HEAD_BYTES: usize = 44;
+const BLOCK_HEAD_BYTES: usize = 56;
+const HASH_KNOWN: u32 = 1;
 const ENTRY_HEAD_BYTES: usize = 13;
 /// Bytes of entries at which a block is full. An entry is not divided, so a block may have more.
 pub const BLOCK_BYTES: usize = 8 << 20;
@@ -40,6 +43,8 @@ pub struct Block {
     pub time_ms: u64,
     /// Revision after the last entry; `None` if it is not known.
     pub revision: Option<i64>,
+    /// Rolling hash of the state after the last entry; `None` if it is not known.
+    pub state_hash: Option<u64>,
     /// Index of the first entry.
     pub first: Index,
     /// Index of the last entry.
@@ -82,12 +87,19 @@ impl PartWriter {
         (self.first, self.last)
     }
 
-    /// Adds entries that were applied by a time. `revision` is the revision after the last one, if it is known.
+    /// Adds entries that were applied by a time. `revision` and `state_hash` are those after the last one, if they are
+    /// known.
     ///
     /// # Panics
     ///
     /// Panics if there are no entries.
-    pub fn push(&mut self, time_ms: u64, revision: Option<i64>, entries: &[Entry]) {
+    pub fn push(
+        &mut self,
+        time_ms: u64,
+        revision: Option<i64>,
+        state_hash: Option<u64>,
+        entries: &[Entry],
+    ) {
         let (Some(first), Some(last)) = (entries.first(), entries.last()) else {
             unreachable!("a block has entries");
         };
@@ -105,6 +117,9 @@ impl PartWriter {
         block.extend_from_slice(&revision.unwrap_or(-1).to_le_bytes());
         block.extend_from_slice(&first.index.0.to_le_bytes());
         block.extend_from_slice(&last.index.0.to_le_bytes());
+        let flags = if state_hash.is_some() { HASH_KNOWN } else { 0 };
+        block.extend_from_slice(&flags.to_le_bytes());
+        block.extend_from_slice(&state_hash.unwrap_or(0).to_le_bytes());
         block.extend_from_slice(&(raw.len() as u32).to_le_bytes());
         block.extend_from_slice(&frame);
         let len = (block.len() - 8) as u32;
@@ -198,7 +213,7 @@ impl PartReader {
         if crc32c::crc32c(&block[8..]) != u32_at(&block, 4) {
             return Err("has a block whose checksum does not match");
         }
-        let raw_len = u32_at(&block, 40) as usize;
+        let raw_len = u32_at(&block, 52) as usize;
         if raw_len > BLOCK_BYTES_MAX {
             return Err("has a block that is too large");
         }
@@ -212,6 +227,7 @@ impl PartReader {
         Ok(Some(Block {
             time_ms: u64_at(&block, 8),
             revision: (revision >= 0).then_some(revision),
+            state_hash: (u32_at(&block, 40) & HASH_KNOWN != 0).then(|| u64_at(&block, 44)),
             first: Index(first),
             last: Index(last),
             entries,
@@ -277,8 +293,8 @@ mod tests {
 
     fn sample() -> Bytes {
         let mut part = PartWriter::new(7);
-        part.push(100, None, &[entry(5, "a"), entry(6, "")]);
-        part.push(200, Some(9), &[entry(7, "ccc")]);
+        part.push(100, None, None, &[entry(5, "a"), entry(6, "")]);
+        part.push(200, Some(9), Some(77), &[entry(7, "ccc")]);
         assert_eq!(part.range(), (Index(5), Index(7)));
         part.finish()
     }
@@ -298,6 +314,7 @@ mod tests {
         assert_eq!(blocks[0].entries, [entry(5, "a"), entry(6, "")]);
         assert_eq!((blocks[0].time_ms, blocks[0].revision, blocks[0].last), (100, None, Index(6)));
         assert_eq!((blocks[1].time_ms, blocks[1].revision, blocks[1].first), (200, Some(9), Index(7)));
+        assert_eq!((blocks[0].state_hash, blocks[1].state_hash), (None, Some(77)));
         let merged = merge(&[sample(), sample()], 7).expect("are whole");
         assert_eq!(all(merged).expect("is whole"), [blocks.clone(), blocks].concat());
     }

@@ -131,7 +131,10 @@ impl Chain<'_> {
             ));
         }
         let kept = epochs.iter().filter(|(sequence, ..)| *sequence >= oldest);
-        let Some((sequence, _, to)) = kept.clone().rfind(|(_, from, _)| reached(from)) else {
+        // A base of the very revision may be of a later entry, which has compacted for example.
+        let is_exact = |from: &Position| matches!(moment, Moment::Revision(to) if from.revision == to);
+        let chosen = kept.clone().rfind(|(_, from, _)| reached(from) && !is_exact(from));
+        let Some((sequence, _, to)) = chosen.or_else(|| kept.clone().find(|(_, from, _)| reached(from))) else {
             let (revision, time_ms) =
                 kept.clone().next().map_or((0, 0), |(_, from, _)| (from.revision, from.time_ms));
             return Err(Trouble::new(

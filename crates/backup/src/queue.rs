@@ -282,7 +282,7 @@ mod tests {
         })
         .take(len)
         .collect();
-        part.push(1, None, &[Entry { index: Index(index), term: Term(1), entry_type: 0, data: data.into() }]);
+        part.push(1, None, None, &[Entry { index: Index(index), term: Term(1), entry_type: 0, data: data.into() }]);
         part.finish()
     }
 

@@ -112,6 +112,7 @@ fn a_copy_with_another_log_begins_an_epoch() {
 fn entries_that_the_log_has_dropped_are_a_gap_that_is_said() {
     let (node, store) = (Node::new(7, "raft"), store());
     let mut backup = Backup::start(&node, &store, "one", 0);
+    backup.settle();
     node.work(20);
     backup.settle();
     let shipped = node.position().revision;

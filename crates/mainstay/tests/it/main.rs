@@ -10,6 +10,7 @@
 #![cfg_attr(not(feature = "full"), allow(dead_code))]
 
 mod answers;
+mod backup;
 mod client;
 mod cluster;
 mod cluster_crash;
