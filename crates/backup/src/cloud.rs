@@ -103,11 +103,26 @@ impl CloudStore {
         let text = error.to_string();
         let (fault, advice) = advice(error, &text);
         let place = if name.is_empty() { self.url.clone() } else { format!("{}/{name}", self.url) };
-        // The text of an answer may have many lines of XML.
-        let shown: String = text.split_whitespace().collect::<Vec<_>>().join(" ");
-        let shown = shown.chars().take(400).collect::<String>();
-        Trouble::new(fault, format!("cannot {doing} {place}: {advice}{shown}"))
+        Trouble::new(fault, format!("cannot {doing} {place}: {advice}{}", summary(&text)))
     }
+}
+
+/// Returns the part of an error that is the same at each attempt: the code and the message of the store's answer, or
+/// the text without the time that the request took.
+fn summary(text: &str) -> String {
+    let between = |from: &str, to: &str| text.split_once(from)?.1.split_once(to).map(|(found, _)| found);
+    if let (Some(code), Some(message)) = (between("<Code>", "</Code>"), between("<Message>", "</Message>")) {
+        return format!("{code}: {message}");
+    }
+    let words: Vec<&str> = text.split_whitespace().collect();
+    let is_time = |at: usize| {
+        at > 0
+            && words.get(at - 1) == Some(&"in")
+            && words.get(at).is_some_and(|word| word.starts_with(|c: char| c.is_ascii_digit())
+            && word.trim_end_matches(',').ends_with('s'))
+    };
+    let kept = words.iter().enumerate().filter(|(at, _)| !is_time(*at) && !is_time(at + 1));
+    kept.map(|(_, word)| *word).collect::<Vec<_>>().join(" ").chars().take(400).collect()
 }
 
 /// Returns the kind of an error of a bucket, and what to do.
@@ -119,7 +134,7 @@ fn advice(error: &Error, text: &str) -> (Fault, &'static str) {
              itself: ",
         );
     }
-    if text.contains("NoSuchBucket") || text.contains("ContainerNotFound") {
+    if text.contains("NoSuchBucket") || text.contains("InvalidBucketName") || text.contains("ContainerNotFound") {
         return (
             Fault::NoPlace,
             "the bucket does not exist: create it, or correct the URL; the backup then goes on by itself: ",
@@ -217,6 +232,15 @@ impl CloudStore {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_same_error_has_the_same_text_at_each_attempt() {
+        let answer = "in 1.5ms - 400: <Error><Code>C</Code><Message>No.</Message><RequestId>18ED</RequestId>";
+        assert_eq!(summary(answer), "C: No.");
+        let (one, other) = ("GET http://a/b in 1.5ms - no answer in time", "GET http://a/b in 203ms - no answer in time");
+        assert_eq!(summary(one), summary(other));
+        assert_eq!(summary(one), "GET http://a/b - no answer in time");
+    }
 
     #[test]
     fn errors_of_a_bucket_say_what_to_do() {

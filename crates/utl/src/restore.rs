@@ -246,6 +246,8 @@ pub fn restore_moment(
                 let begun = begin(&options, &between, None)?;
                 let ((restoration, _), raised) = continue_as_new(&options, &mut machine, values, begun)?;
                 (machine, values) = (raised, restoration.values());
+            } else {
+                machine.members = new_members(&options, &mut machine.members);
             }
             let (new, wal) = begin_etcd(&options, target.making(), Release::V3_6)?;
             let agreed = Agreed { version: String::new(), downgrade_target: None, form: Release::V3_6 };
@@ -271,6 +273,13 @@ pub fn restore_moment(
     Ok(RestoredCopy { revision: done.revision, compact_revision: done.compact_revision })
 }
 
+/// Returns the members of the new cluster, with the cluster version of the old one, as etcd's restore keeps it.
+fn new_members(options: &Options, old: &mut machine::Members) -> machine::Members {
+    let mut members = etcd_database::members(&options.cluster.membership);
+    members.cluster_version = std::mem::take(&mut old.cluster_version);
+    members
+}
+
 /// Writes the state of a machine into a directory that is being created, as that of a member of the new cluster.
 fn continue_as_new(
     options: &Options,
@@ -285,9 +294,7 @@ fn continue_as_new(
     });
     let mut reader = TransferReader::open(chunks).map_err(Failure::error)?;
     let head = reader.head_mut();
-    let cluster_version = std::mem::take(&mut head.members.cluster_version);
-    head.members = etcd_database::members(&options.cluster.membership);
-    head.members.cluster_version = cluster_version;
+    head.members = new_members(options, &mut head.members);
     if options.without_users {
         head.auth = Auth::default();
     }

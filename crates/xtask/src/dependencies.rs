@@ -14,8 +14,18 @@ const SOURCE: &str = "registry+https://github.com/rust-lang/crates.io-index";
 
 /// Packages that are allowed to be built in two versions, until the dependencies that need the older version
 /// are updated.
-const TWICE: [&str; 8] =
-    ["bitflags", "hashbrown", "logos", "logos-codegen", "logos-derive", "syn", "thiserror", "thiserror-impl"];
+const TWICE: [&str; 10] = [
+    "base64",
+    "bitflags",
+    "getrandom",
+    "hashbrown",
+    "logos",
+    "logos-codegen",
+    "logos-derive",
+    "syn",
+    "thiserror",
+    "thiserror-impl",
+];
 
 /// Checks every package that is built on Linux.
 ///
