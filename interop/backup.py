@@ -251,20 +251,22 @@ class Bench:
         return server.start()
 
 
-def check(bench, to, seen, program, count, what, *flags):
-    """Restores random revisions, each of which must be as it was seen."""
-    chosen = random.Random(2).sample(seen, min(count, len(seen)))
+def check(bench, to, seen, program, count, what, *flags, exact=False):
+    """Restores random revisions, each of which must be as it was seen. A shadow learns of compactions some seconds later, so HashKV,
+    which depends on them, is compared only where the compact revision is the same; `exact` says that it must be."""
+    chosen, compared = random.Random(2).sample(seen, min(count, len(seen))), 0
     for (revision, compacted, hash_kv), keys in chosen:
-        name = f"{what}-{revision}"
+        name = f"restored-{len(Process.all)}"
         server = bench.restored(to, revision, program, name, *flags)
         found = server.hash()
         if found[0] != revision or (found[1] == compacted and found[2] != hash_kv) or server.keys() != keys:
             raise RuntimeError(f"{what}: revision {revision} was restored as {found}, and had hash {hash_kv} for compact revision {compacted}")
-        if found[1] != compacted:
+        compared += found[1] == compacted
+        if exact and found[1] != compacted:
             raise RuntimeError(f"{what}: revision {revision} has compact revision {found[1]}, and had {compacted}")
         server.stop()
         shutil.rmtree(server.data)
-    print(f"{what}: {len(chosen)} random revisions of {len(seen)} restored, HashKV and every key as they were", flush=True)
+    print(f"{what}: {len(chosen)} random revisions of {len(seen)} restored, every key as it was, and HashKV of {compared}", flush=True)
 
 
 def work(server, rounds, seen, between):
@@ -309,6 +311,8 @@ def of_mainstay(bench, rounds):
         if number % 7 == 3:
             member.stop(signal.SIGKILL)
             member.start()
+        if number % 2:
+            bench.wait_shipped(to, seen[-2][0][0], shipper)
 
     work(member, rounds, seen, between)
     bench.faults.kinds = []
@@ -319,7 +323,8 @@ def of_mainstay(bench, rounds):
     epochs = json.loads(bench.run("backup", "list", to, "-w", "json"))
     if any(epoch["gap"] for epoch in epochs):
         raise RuntimeError(f"there are gaps: {epochs}")
-    check(bench, to, [one for one in seen if one[0][0] > epochs[0]["from"]["revision"]], bench.mainstay, 20, "of Mainstay")
+    check(bench, to, [one for one in seen if one[0][0] > epochs[0]["from"]["revision"]], bench.mainstay, 20, "of Mainstay",
+          exact=True)
     print(bench.run("backup", "drill", to, f"--work-dir={bench.directory / 'drill'}", f"--page={bench.directory / 'drill.html'}").strip())
     return member
 
@@ -336,13 +341,14 @@ def of_etcd(bench, etcd, number, rounds):
         if round_number % 4 == 2:
             shipper.stop(signal.SIGKILL)
             shipper.start()
+        if round_number % 2:
+            bench.wait_shipped(to, seen[-1][0][0], shipper)
 
     work(source, rounds, seen, between)
     bench.wait_shipped(to, seen[-1][0][0], shipper)
     shipper.stop()
     source.stop()
     check(bench, to, seen, bench.mainstay, 5, f"{Path(etcd).name}, restored for Mainstay")
-    # etcd keeps no compact revision that it does not know of in its own words; the keys and HashKV are the same.
     check(bench, to, seen, etcd, 5, f"{Path(etcd).name}, restored for etcd", "--format=etcd")
     revision = seen[-1][0][0]
     server = bench.restored(to, revision, etcd, f"bumped-{number}", "--format=etcd", "--bump-revision=1000", "--mark-compacted")

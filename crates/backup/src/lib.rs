@@ -35,7 +35,7 @@ mod cloud;
 mod collector;
 pub mod command;
 mod credentials;
-mod directory;
+pub mod directory;
 mod fetch;
 pub mod live;
 pub mod manifest;

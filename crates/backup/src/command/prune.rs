@@ -63,25 +63,27 @@ fn run(call: &mut Call<'_>) -> Result<(), Failure> {
         keep(&mut kept, &epoch.catalog);
     });
     head.manifest.catalog.iter().for_each(|catalog| keep(&mut kept, &catalog.object));
-    let (mut names, mut bytes) = (Vec::new(), 0);
+    let (mut names, mut bytes, mut listed) = (Vec::new(), 0, BTreeSet::new());
     for number in chain.all()? {
         let (manifest, _) = chain.read(number)?;
-        let mut of_manifest: Vec<&Object> = manifest.parts.iter().map(|part| &part.object).collect();
-        of_manifest.extend(manifest.base.iter().flat_map(|base| &base.chunks).map(|chunk| &chunk.object));
-        of_manifest.extend(manifest.catalog.iter().map(|catalog| &catalog.object));
-        of_manifest.extend(manifest.epochs.iter().map(|epoch| &epoch.catalog));
-        // Parts of earlier epochs were merged, and only their catalogs name what they were merged into.
-        let mut listed = Vec::new();
-        for epoch in manifest.epochs.iter().filter(|epoch| epoch.sequence >= oldest) {
-            if epoch.sequence < first_kept && !kept.contains(&epoch.catalog.name) {
-                listed.extend(chain.catalog(&epoch.catalog, epoch.sequence)?.parts);
+        // Of the present epoch everything stays, because a process may be about to merge its parts.
+        let is_closed = manifest.epoch < head.manifest.epoch;
+        let mut may_go: Vec<Object> = Vec::new();
+        if is_closed {
+            may_go.extend(manifest.parts.iter().map(|part| part.object.clone()));
+            may_go.extend(manifest.base.iter().flat_map(|base| &base.chunks).map(|chunk| chunk.object.clone()));
+            may_go.extend(manifest.catalog.iter().map(|catalog| catalog.object.clone()));
+        }
+        // What the parts of an epoch were merged into is named only by its catalog, which the next epoch names.
+        for epoch in manifest.epochs.iter().filter(|epoch| (oldest..first_kept).contains(&epoch.sequence)) {
+            if listed.insert(epoch.sequence) {
+                let parts = chain.catalog(&epoch.catalog, epoch.sequence)?.parts;
+                may_go.extend(parts.into_iter().map(|part| part.object));
+                may_go.push(epoch.catalog.clone());
             }
         }
-        of_manifest.extend(listed.iter().map(|part| &part.object));
-        // Of the present epoch everything stays, because a process may be about to merge its parts.
-        let may_go = manifest.epoch < head.manifest.epoch;
-        for object in of_manifest {
-            if may_go && !kept.contains(&object.name) && kept.insert(object.name.clone()) {
+        for object in may_go {
+            if kept.insert(object.name.clone()) {
                 names.push(format!("{cluster}/{}", object.name));
                 bytes += object.bytes;
             }

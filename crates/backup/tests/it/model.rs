@@ -301,6 +301,17 @@ pub fn pace() -> Pace {
 impl Backup {
     /// Starts to ship the log of a node under a name.
     pub fn start(node: &Arc<Node>, store: &Arc<impl Store + 'static>, id: &str, now_ms: u64) -> Backup {
+        Backup::start_with(node, store, id, now_ms, pace())
+    }
+
+    /// Starts like [`Backup::start`], with another pace.
+    pub fn start_with(
+        node: &Arc<Node>,
+        store: &Arc<impl Store + 'static>,
+        id: &str,
+        now_ms: u64,
+        pace: Pace,
+    ) -> Backup {
         let queue = Queue::in_memory();
         let source: Arc<dyn Source> = Arc::clone(node) as _;
         let store: Arc<dyn Store> = Arc::clone(store) as _;
@@ -308,7 +319,7 @@ impl Backup {
             node: Arc::clone(node),
             collector: Collector::new(CLUSTER_ID, 0),
             queue: queue.clone(),
-            shipper: Shipper::new(store, source, queue, id.to_owned(), pace(), false),
+            shipper: Shipper::new(store, source, queue, id.to_owned(), pace, false),
             now_ms,
             wall_offset_ms: 1_000_000,
         }
