@@ -100,7 +100,10 @@ impl<'s> Chain<'s> {
         if manifest.format != FORMAT {
             return Err(Trouble::new(
                 Fault::Refused,
-                format!("{name} has format {}, which this release does not know: use a newer one", manifest.format),
+                format!(
+                    "{name} has format {}, which this release does not know: use a newer one",
+                    manifest.format
+                ),
             ));
         }
         if manifest.cluster != self.cluster || manifest.sequence != sequence {
@@ -137,7 +140,8 @@ impl<'s> Chain<'s> {
     pub fn head(&self) -> Result<Option<Head>, Trouble> {
         let Some(newest) = self.newest()? else { return Ok(None) };
         let (manifest, digest) = self.read(newest)?;
-        let through = manifest.catalog.as_ref().map_or(manifest.epoch.saturating_sub(1), |known| known.through);
+        let through =
+            manifest.catalog.as_ref().map_or(manifest.epoch.saturating_sub(1), |known| known.through);
         // Parts of the manifests after the catalog, the newest first.
         let mut later = vec![manifest.parts.clone()];
         let mut next = manifest.clone();

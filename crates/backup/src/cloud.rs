@@ -50,8 +50,11 @@ impl CloudStore {
             .with_timeout(REQUEST_TIMEOUT)
             .with_connect_timeout(CONNECT_TIMEOUT)
             .with_allow_http(true);
-        let retry =
-            RetryConfig { max_retries: RETRIES_MAX, retry_timeout: REQUEST_TIMEOUT, ..RetryConfig::default() };
+        let retry = RetryConfig {
+            max_retries: RETRIES_MAX,
+            retry_timeout: REQUEST_TIMEOUT,
+            ..RetryConfig::default()
+        };
         let opened: Result<Arc<dyn ObjectStore>, Error> = match scheme {
             "s3" => {
                 let mut builder = AmazonS3Builder::from_env()
@@ -118,8 +121,9 @@ fn summary(text: &str) -> String {
     let is_time = |at: usize| {
         at > 0
             && words.get(at - 1) == Some(&"in")
-            && words.get(at).is_some_and(|word| word.starts_with(|c: char| c.is_ascii_digit())
-            && word.trim_end_matches(',').ends_with('s'))
+            && words.get(at).is_some_and(|word| {
+                word.starts_with(|c: char| c.is_ascii_digit()) && word.trim_end_matches(',').ends_with('s')
+            })
     };
     let kept = words.iter().enumerate().filter(|(at, _)| !is_time(*at) && !is_time(at + 1));
     kept.map(|(_, word)| *word).collect::<Vec<_>>().join(" ").chars().take(400).collect()
@@ -134,7 +138,10 @@ fn advice(error: &Error, text: &str) -> (Fault, &'static str) {
              itself: ",
         );
     }
-    if text.contains("NoSuchBucket") || text.contains("InvalidBucketName") || text.contains("ContainerNotFound") {
+    if text.contains("NoSuchBucket")
+        || text.contains("InvalidBucketName")
+        || text.contains("ContainerNotFound")
+    {
         return (
             Fault::NoPlace,
             "the bucket does not exist: create it, or correct the URL; the backup then goes on by itself: ",
@@ -237,7 +244,8 @@ mod tests {
     fn the_same_error_has_the_same_text_at_each_attempt() {
         let answer = "in 1.5ms - 400: <Error><Code>C</Code><Message>No.</Message><RequestId>18ED</RequestId>";
         assert_eq!(summary(answer), "C: No.");
-        let (one, other) = ("GET http://a/b in 1.5ms - no answer in time", "GET http://a/b in 203ms - no answer in time");
+        let (one, other) =
+            ("GET http://a/b in 1.5ms - no answer in time", "GET http://a/b in 203ms - no answer in time");
         assert_eq!(summary(one), summary(other));
         assert_eq!(summary(one), "GET http://a/b - no answer in time");
     }

@@ -220,7 +220,10 @@ mod tests {
     fn commands_of_utl_with_a_backup_are_recognized() {
         let words = |text: &str| text.split(' ').map(OsString::from).collect::<Vec<_>>();
         let of = |text: &str| of_utl(&words(text));
-        assert_eq!(of("snapshot restore s3://b/p --data-dir d"), Some(words("restore s3://b/p --data-dir d")));
+        assert_eq!(
+            of("snapshot restore s3://b/p --data-dir d"),
+            Some(words("restore s3://b/p --data-dir d"))
+        );
         assert_eq!(of("snapshot diff a b"), Some(words("diff a b")));
         assert_eq!(of("snapshot restore f.db --initial-advertise-peer-urls http://a:1"), None);
         assert_eq!(of("hashkv file:///x"), None);

@@ -35,7 +35,8 @@ impl SharedFile {
         }
         let named = variable("AWS_SHARED_CREDENTIALS_FILE").map(PathBuf::from);
         let is_named = named.is_some();
-        let path = named.or_else(|| variable("HOME").map(|home| Path::new(&home).join(".aws/credentials")))?;
+        let path =
+            named.or_else(|| variable("HOME").map(|home| Path::new(&home).join(".aws/credentials")))?;
         let profile = variable("AWS_PROFILE").and_then(|profile| profile.into_string().ok());
         Some(SharedFile { path, profile: profile.unwrap_or_else(|| "default".to_owned()), is_named })
     }
@@ -49,7 +50,9 @@ impl SharedFile {
         let text = match std::fs::read_to_string(&self.path) {
             Ok(text) => text,
             Err(error) if error.kind() == std::io::ErrorKind::NotFound && !self.is_named => return Ok(None),
-            Err(error) => return Err(format!("cannot read the credentials in {}: {error}", self.path.display())),
+            Err(error) => {
+                return Err(format!("cannot read the credentials in {}: {error}", self.path.display()));
+            }
         };
         match keys(&text, &self.profile) {
             Some(keys) => Ok(Some(keys)),

@@ -209,11 +209,8 @@ mod tests {
         fs::create_dir(&root).expect("is created");
         let store = DirectoryStore::open(&root).expect("exists");
         fs::remove_dir(&root).expect("is removed");
-        for fault in [
-            store.create("a/b", Bytes::new()).err(),
-            store.read("a/b").err(),
-            store.list("a").err(),
-        ] {
+        for fault in [store.create("a/b", Bytes::new()).err(), store.read("a/b").err(), store.list("a").err()]
+        {
             assert_eq!(fault.map(|trouble| trouble.fault), Some(Fault::NoPlace));
         }
         assert!(!root.exists());

@@ -159,8 +159,7 @@ impl Rolling<'_> {
                 format!("begins with entry {}, and entry {next} is missing", block.first),
             ));
         }
-        let entries: Vec<Entry> =
-            block.entries.into_iter().filter(|entry| entry.index.0 >= next).collect();
+        let entries: Vec<Entry> = block.entries.into_iter().filter(|entry| entry.index.0 >= next).collect();
         // If the moment may be within the block, its entries are applied one by one: also entries that do not change
         // the revision, such as compactions, must not be applied after the moment.
         let is_within = match self.moment {

@@ -57,7 +57,11 @@ impl Object {
         }
         Err(Trouble::new(
             Fault::Damaged,
-            format!("{NAMES_MAX} objects {cluster}/data/{}/{sha256} in {} are cut", &sha256[..2], store.url()),
+            format!(
+                "{NAMES_MAX} objects {cluster}/data/{}/{sha256} in {} are cut",
+                &sha256[..2],
+                store.url()
+            ),
         ))
     }
 

@@ -22,7 +22,8 @@ pub fn own_id(path: &Path) -> io::Result<String> {
     fs::File::open("/dev/urandom")?.read_exact(&mut random)?;
     let text = format!("{:016x}", u64::from_le_bytes(random));
     let making = path.with_extension("new");
-    let mut file = fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&making)?;
+    let mut file =
+        fs::OpenOptions::new().write(true).create(true).truncate(true).mode(0o600).open(&making)?;
     file.write_all(text.as_bytes())?;
     file.sync_all()?;
     fs::rename(&making, path)?;

@@ -93,13 +93,7 @@ impl PartWriter {
     /// # Panics
     ///
     /// Panics if there are no entries.
-    pub fn push(
-        &mut self,
-        time_ms: u64,
-        revision: Option<i64>,
-        state_hash: Option<u64>,
-        entries: &[Entry],
-    ) {
+    pub fn push(&mut self, time_ms: u64, revision: Option<i64>, state_hash: Option<u64>, entries: &[Entry]) {
         let (Some(first), Some(last)) = (entries.first(), entries.last()) else {
             unreachable!("a block has entries");
         };

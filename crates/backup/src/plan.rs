@@ -134,7 +134,8 @@ impl Chain<'_> {
         // A base of the very revision may be of a later entry, which has compacted for example.
         let is_exact = |from: &Position| matches!(moment, Moment::Revision(to) if from.revision == to);
         let chosen = kept.clone().rfind(|(_, from, _)| reached(from) && !is_exact(from));
-        let Some((sequence, _, to)) = chosen.or_else(|| kept.clone().find(|(_, from, _)| reached(from))) else {
+        let Some((sequence, _, to)) = chosen.or_else(|| kept.clone().find(|(_, from, _)| reached(from)))
+        else {
             let (revision, time_ms) =
                 kept.clone().next().map_or((0, 0), |(_, from, _)| (from.revision, from.time_ms));
             return Err(Trouble::new(
@@ -252,7 +253,10 @@ fn add_needed(parts: &mut Vec<Part>, of_epoch: Vec<Part>, index: u64, moment: Mo
 fn whole(first: crate::manifest::Manifest, parts: Vec<Part>, to: Position) -> Result<WholeEpoch, Trouble> {
     let sequence = first.sequence;
     let base = first.base.ok_or_else(|| {
-        Trouble::damaged(&crate::manifest::Manifest::name(sequence), "has no base, though an epoch begins there")
+        Trouble::damaged(
+            &crate::manifest::Manifest::name(sequence),
+            "has no base, though an epoch begins there",
+        )
     })?;
     Ok(WholeEpoch { sequence, base, parts, to, gap: first.gap })
 }

@@ -232,7 +232,9 @@ fn name(first: u64, at: &Position, raw_bytes: u64) -> String {
 
 fn parse_name(name: &str) -> Option<(u64, Position, u64)> {
     let numbers: Vec<&str> = name.strip_suffix(SUFFIX)?.split('_').collect();
-    let [first, index, term, revision, compact_revision, time_ms, raw_bytes] = numbers[..] else { return None };
+    let [first, index, term, revision, compact_revision, time_ms, raw_bytes] = numbers[..] else {
+        return None;
+    };
     let at = Position {
         index: index.parse().ok()?,
         term: term.parse().ok()?,
@@ -282,7 +284,12 @@ mod tests {
         })
         .take(len)
         .collect();
-        part.push(1, None, None, &[Entry { index: Index(index), term: Term(1), entry_type: 0, data: data.into() }]);
+        part.push(
+            1,
+            None,
+            None,
+            &[Entry { index: Index(index), term: Term(1), entry_type: 0, data: data.into() }],
+        );
         part.finish()
     }
 

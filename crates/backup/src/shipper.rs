@@ -402,7 +402,8 @@ impl Shipper {
                 Err(TryRecvError::Disconnected) => self.making = Making::None,
             }
         }
-        if !matches!(self.making, Making::None) || (self.break_reason.is_none() && !self.is_base_due(now_ms)) {
+        if !matches!(self.making, Making::None) || (self.break_reason.is_none() && !self.is_base_due(now_ms))
+        {
             return Ok(());
         }
         let (sender, receiver) = channel();
@@ -464,11 +465,8 @@ impl Shipper {
         let mut manifest = self.next(wall_ms);
         for part in waiting {
             if part.first > manifest.at.index + 1 {
-                let reason = format!(
-                    "entries {} to {} were lost on their way",
-                    manifest.at.index + 1,
-                    part.first - 1
-                );
+                let reason =
+                    format!("entries {} to {} were lost on their way", manifest.at.index + 1, part.first - 1);
                 self.queue.gap(reason);
                 return Ok(Step::Idle);
             }
@@ -487,7 +485,13 @@ impl Shipper {
             };
             manifest.at = Position { time_ms: at.time_ms.max(manifest.at.time_ms), ..at };
             manifest.state_hash = state_hash.clone().or(manifest.state_hash);
-            manifest.parts.push(Part { object, first: part.first, at, state_hash, raw_bytes: part.raw_bytes });
+            manifest.parts.push(Part {
+                object,
+                first: part.first,
+                at,
+                state_hash,
+                raw_bytes: part.raw_bytes,
+            });
         }
         // Entries that were applied after the last part may be older than this moment.
         manifest.at.time_ms = match (position.index > manifest.at.index, manifest.parts.last(), &self.head) {
@@ -527,8 +531,7 @@ impl Shipper {
     }
 
     fn put_catalog(&mut self, epoch: u64, parts: &[Part]) -> Result<Object, Trouble> {
-        let catalog =
-            Catalog { format: FORMAT, cluster: self.cluster.clone(), epoch, parts: parts.to_vec() };
+        let catalog = Catalog { format: FORMAT, cluster: self.cluster.clone(), epoch, parts: parts.to_vec() };
         let data = encode(&catalog);
         self.counts.bytes += data.len() as u64;
         Object::put(&*self.store, &self.cluster, data.into())
@@ -592,7 +595,8 @@ impl Shipper {
                 catalog,
             });
             if is_followed {
-                manifest.parts = head.parts.into_iter().filter(|part| part.at.index > base.at.index).collect();
+                manifest.parts =
+                    head.parts.into_iter().filter(|part| part.at.index > base.at.index).collect();
             }
         }
         if !is_followed {

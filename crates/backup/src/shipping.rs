@@ -74,7 +74,8 @@ impl Shipping {
         };
         let id = own_id(&settings.directory.join("backup-id")).map_err(in_directory)?;
         let outbox = settings.directory.join("backup-outbox");
-        let queue = Queue::open(&outbox, settings.outbox_bytes_max, source.cluster_id()).map_err(in_directory)?;
+        let queue =
+            Queue::open(&outbox, settings.outbox_bytes_max, source.cluster_id()).map_err(in_directory)?;
         // A place that does not exist now may exist later; a URL that names none will not.
         let store = match place::open(&settings.to) {
             Err(trouble) if trouble.fault == Fault::Refused => return Err(trouble),
@@ -340,7 +341,8 @@ impl Deliverer {
     }
 
     fn tell(&mut self, text: &str) {
-        let is_told = self.told.as_ref().is_some_and(|(last, at)| last == text && at.elapsed() < REMIND_INTERVAL);
+        let is_told =
+            self.told.as_ref().is_some_and(|(last, at)| last == text && at.elapsed() < REMIND_INTERVAL);
         if !is_told {
             self.logger.warn("the backup is held up", &[("error", Value::Str(text))]);
             self.told = Some((text.to_owned(), Instant::now()));
@@ -370,7 +372,7 @@ fn probe(store: &dyn Store, cluster: &str) -> Result<(), Trouble> {
 
 /// Returns between half and all of a pause, so that many processes do not come at the same moment.
 fn jittered(pause: Duration) -> Duration {
-    let nanos = SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.subsec_nanos());
+    let nanos =
+        SystemTime::now().duration_since(SystemTime::UNIX_EPOCH).map_or(0, |since| since.subsec_nanos());
     pause / 2 + pause.mul_f64(f64::from(nanos % 1000) / 2000.0)
 }
-

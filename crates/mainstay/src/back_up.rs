@@ -40,7 +40,11 @@ pub fn run(arguments: &[OsString]) -> ExitCode {
     let mut others: Vec<OsString> = arguments.others.iter().map(OsString::from).collect();
     match arguments.follows {
         Follows::Log => {
-            if !arguments.others.iter().any(|word| word.trim_start_matches('-').split('=').next() == Some("name")) {
+            if !arguments
+                .others
+                .iter()
+                .any(|word| word.trim_start_matches('-').split('=').next() == Some("name"))
+            {
                 others.push(OsString::from("--name=backup"));
             }
             member::run_with(&others, Purpose::BackUp, Some(&arguments.settings))
@@ -65,7 +69,13 @@ impl BackedUp {
 }
 
 impl Companion for BackedUp {
-    fn begin(&self, copy: &Running, cluster_id: u64, data_dir: &Path, logger: &Arc<Logger>) -> Result<(), String> {
+    fn begin(
+        &self,
+        copy: &Running,
+        cluster_id: u64,
+        data_dir: &Path,
+        logger: &Arc<Logger>,
+    ) -> Result<(), String> {
         let copy_id = backup::own_id(&data_dir.join("backup-copy"))
             .map_err(|error| format!("cannot use {}: {error}", data_dir.display()))?;
         let metrics = &copy.shared().diagnostics.metrics;

@@ -62,8 +62,8 @@ use cli::{Failure, Invocation, Io};
 use notice::Notices;
 use session::Session;
 
-pub use commands::PROGRAM;
 pub use cluster::ClusterOptions;
+pub use commands::PROGRAM;
 pub use restore::{CopyOptions, MomentOptions, RestoredCopy, restore_copy, restore_moment};
 pub use takeover::{TakeOver, take_over};
 

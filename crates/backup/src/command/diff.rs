@@ -20,8 +20,11 @@ use crate::trouble::{Fault, Trouble};
 
 const PREFIX: Flag<String> = Flag::text("prefix", "", "only changes of keys that start with this text");
 const VALUES: Flag<bool> = Flag::bool("values", "print the values, too");
-const WORK_DIR: Flag<String> =
-    Flag::text("work-dir", "", "directory for the restored state, which is removed afterwards; must not exist");
+const WORK_DIR: Flag<String> = Flag::text(
+    "work-dir",
+    "",
+    "directory for the restored state, which is removed afterwards; must not exist",
+);
 
 pub(super) const DIFF: Command<Run> = Command {
     name: "diff",
@@ -57,7 +60,9 @@ fn run(call: &mut Call<'_>) -> Result<(), Failure> {
     let to = match second.rsplit_once('@') {
         Some((other, to)) if other == url => to,
         Some((other, _)) if place::is_url(other) => {
-            return Err(Failure::usage(format!("{url} and {other} are two places: both moments must be in one backup")));
+            return Err(Failure::usage(format!(
+                "{url} and {other} are two places: both moments must be in one backup"
+            )));
         }
         _ => &second,
     };

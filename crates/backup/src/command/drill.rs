@@ -17,8 +17,11 @@ use crate::moment::hash_kv;
 use crate::plan::{Moment, Plan, shown};
 use crate::trouble::{Fault, Trouble};
 
-const WORK_DIR: Flag<String> =
-    Flag::text("work-dir", "", "directory for the restored state, which is removed afterwards; must not exist");
+const WORK_DIR: Flag<String> = Flag::text(
+    "work-dir",
+    "",
+    "directory for the restored state, which is removed afterwards; must not exist",
+);
 const METRICS_FILE: Flag<String> = Flag::text(
     "metrics-file",
     "",

@@ -24,7 +24,8 @@ fn run(call: &mut Call<'_>) -> Result<(), Failure> {
         "" => clusters(&*store)?,
         given => vec![cluster_of(&*store, given)?.0],
     };
-    let columns = ["cluster", "epoch", "from revision", "from time", "to revision", "to time", "size", "before it"];
+    let columns =
+        ["cluster", "epoch", "from revision", "from time", "to revision", "to time", "size", "before it"];
     let mut table = Table::new(columns);
     let mut list = Vec::new();
     for id in &ids {

@@ -11,8 +11,11 @@ use crate::manifest::Manifest;
 use crate::object::Object;
 use crate::plan::shown;
 
-const OLDER_THAN: Flag<Duration> =
-    Flag::duration("older-than", "0s", "Required. Moments that are older than this may be lost, such as 720h");
+const OLDER_THAN: Flag<Duration> = Flag::duration(
+    "older-than",
+    "0s",
+    "Required. Moments that are older than this may be lost, such as 720h",
+);
 const DELETE: Flag<bool> =
     Flag::bool("delete", "Delete; without this flag the command only says what it would delete");
 
@@ -40,7 +43,8 @@ fn run(call: &mut Call<'_>) -> Result<(), Failure> {
     let (cluster, _) = call.cluster(&*store)?;
     let chain = chain(&*store, &cluster);
     let head = chain.head_or_refuse()?;
-    let before_ms = wall_ms(SystemTime::now()).saturating_sub(u64::try_from(older_than.as_millis()).unwrap_or(u64::MAX));
+    let before_ms =
+        wall_ms(SystemTime::now()).saturating_sub(u64::try_from(older_than.as_millis()).unwrap_or(u64::MAX));
     let epochs = chain.epochs(&head);
     let oldest = chain.oldest(&head)?;
     // The last epoch that begins before the time is needed for the moments right after the time.
@@ -71,7 +75,8 @@ fn run(call: &mut Call<'_>) -> Result<(), Failure> {
         let mut may_go: Vec<Object> = Vec::new();
         if is_closed {
             may_go.extend(manifest.parts.iter().map(|part| part.object.clone()));
-            may_go.extend(manifest.base.iter().flat_map(|base| &base.chunks).map(|chunk| chunk.object.clone()));
+            may_go
+                .extend(manifest.base.iter().flat_map(|base| &base.chunks).map(|chunk| chunk.object.clone()));
             may_go.extend(manifest.catalog.iter().map(|catalog| catalog.object.clone()));
         }
         // What the parts of an epoch were merged into is named only by its catalog, which the next epoch names.

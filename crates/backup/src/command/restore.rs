@@ -85,7 +85,10 @@ fn run(call: &mut Call<'_>) -> Result<(), Failure> {
         "mainstay" => false,
         "etcd" => true,
         other => {
-            return Err(Failure::bad_args(format!("--format is mainstay or etcd, not {}", cli::go::quote(other))));
+            return Err(Failure::bad_args(format!(
+                "--format is mainstay or etcd, not {}",
+                cli::go::quote(other)
+            )));
         }
     };
     let wanted = moment_of(given.get(TO_REVISION), given.get(TO_TIME))?;

@@ -46,7 +46,8 @@ With --feed the process is an observer of a cluster of Mainstay, without listene
 other flags are those of `mainstay observer`. With --endpoints it is a shadow of any etcd; all other flags are those of
 `mainstay shadow`. Credentials are those of the usual variables and files of AWS, Google Cloud and Azure.";
 
-const EXAMPLE: &str = "  mainstay backup run --feed http://10.0.0.1:2380 --data-dir backup --to s3://bucket/prefix \\
+const EXAMPLE: &str =
+    "  mainstay backup run --feed http://10.0.0.1:2380 --data-dir backup --to s3://bucket/prefix \\
       --listen-peer-urls http://10.0.0.9:2380 --initial-advertise-peer-urls http://10.0.0.9:2380
   mainstay backup run --endpoints http://10.0.0.1:2379 --data-dir backup --to file:///mnt/backup";
 
@@ -184,13 +185,8 @@ pub fn take_arguments(words: &[String]) -> Result<Option<RunArguments>, Failure>
     if base_interval < Duration::from_secs(60) {
         return Err(Failure::usage("--backup-base-interval is at least 1m"));
     }
-    let settings = Settings {
-        to,
-        lag_max,
-        base_interval,
-        outbox_bytes_max: matches.get(OUTBOX_BYTES),
-        directory,
-    };
+    let settings =
+        Settings { to, lag_max, base_interval, outbox_bytes_max: matches.get(OUTBOX_BYTES), directory };
     Ok(Some(RunArguments { follows, settings, others }))
 }
 
@@ -204,11 +200,13 @@ mod tests {
 
     #[test]
     fn flags_of_the_node_are_passed_on() {
-        let text = "--feed http://a:1 --to=file:///x --name n --data-dir d -backup-max-lag 2s --log-level=warn";
+        let text =
+            "--feed http://a:1 --to=file:///x --name n --data-dir d -backup-max-lag 2s --log-level=warn";
         let taken = take(text).expect("is right").expect("is no help");
         assert_eq!(taken.others, ["--feed=http://a:1", "--name", "n", "--data-dir=d", "--log-level=warn"]);
         assert_eq!((taken.follows, taken.settings.lag_max), (Follows::Log, Duration::from_secs(2)));
-        let taken = take("--endpoints a:1,b:1 --to s3://b --data-dir d").expect("is right").expect("is no help");
+        let taken =
+            take("--endpoints a:1,b:1 --to s3://b --data-dir d").expect("is right").expect("is no help");
         assert_eq!((taken.follows, &taken.others[0][..]), (Follows::Api, "--feed=a:1,b:1"));
         assert!(take("--help").expect("is help").is_none());
     }

@@ -85,8 +85,10 @@ fn verify_names_what_is_damaged() {
     let (..) = backed_up(&dir);
     let url = format!("file://{}", dir.path().display());
     let data = dir.path().join(cluster()).join("data");
-    let first = fs::read_dir(&data).expect("exists").next().expect("is not empty").expect("is readable").path();
-    let victim = fs::read_dir(&first).expect("exists").next().expect("is not empty").expect("is readable").path();
+    let first =
+        fs::read_dir(&data).expect("exists").next().expect("is not empty").expect("is readable").path();
+    let victim =
+        fs::read_dir(&first).expect("exists").next().expect("is not empty").expect("is readable").path();
     let whole = fs::read(&victim).expect("is readable");
     fs::write(&victim, &whole[..whole.len() - 1]).expect("is writable");
     let (code, said) = run(&["verify", &url]);
@@ -166,11 +168,13 @@ fn a_diff_lists_every_change_also_those_that_were_compacted() {
     backup.settle();
     let (first, second) = (format!("file://{}@{from}", place.display()), (from + 10).to_string());
     let work = dir.path().join("work").display().to_string();
-    let (code, said) =
-        run(&["diff", &first, &second, "--prefix", "a", "--values", "--work-dir", &work]);
+    let (code, said) = run(&["diff", &first, &second, "--prefix", "a", "--values", "--work-dir", &work]);
     let lines: Vec<&str> = said.lines().collect();
     assert!(code == 0 && lines.len() == 5, "{said}");
-    assert!(lines[0].starts_with(&format!("{} ", from + 1)) && lines[0].ends_with("put \"a\" \"value 0\""), "{said}");
+    assert!(
+        lines[0].starts_with(&format!("{} ", from + 1)) && lines[0].ends_with("put \"a\" \"value 0\""),
+        "{said}"
+    );
     assert!(!dir.path().join("work").exists());
     let (code, said) = run(&["diff", &first, "1999-01-01T00:00:00Z", "--work-dir", &work]);
     assert!(code == 1, "{said}");

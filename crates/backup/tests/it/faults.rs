@@ -12,7 +12,8 @@ use crate::store::{Failing, MemoryStore};
 /// reached.
 fn killed_at(nth: u64, failing: Failing) -> bool {
     let (node, store) = (Node::new(nth, "raft"), Arc::new(MemoryStore::default()));
-    store.fail(move |number| (number >= nth).then_some(if number == nth { failing } else { Failing::Before }));
+    store
+        .fail(move |number| (number >= nth).then_some(if number == nth { failing } else { Failing::Before }));
     let mut backup = Backup::start(&node, &store, "one", 0);
     let mut was_reached = false;
     for _ in 0..14 {
@@ -62,7 +63,8 @@ fn a_store_that_often_fails_gets_everything() {
                 _ => None,
             }
         });
-        let (mut one, mut two) = (Backup::start(&node, &store, "one", 0), Backup::start(&node, &store, "two", 0));
+        let (mut one, mut two) =
+            (Backup::start(&node, &store, "one", 0), Backup::start(&node, &store, "two", 0));
         for _ in 0..60 {
             node.work(3);
             let _ = one.step();

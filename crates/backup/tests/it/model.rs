@@ -133,7 +133,8 @@ impl Node {
 }
 
 pub fn put(key: &str, value: &str) -> pb::InternalRaftRequest {
-    let put = pb::PutRequest { key: key.to_owned().into(), value: value.to_owned().into(), ..Default::default() };
+    let put =
+        pb::PutRequest { key: key.to_owned().into(), value: value.to_owned().into(), ..Default::default() };
     pb::InternalRaftRequest { put: Some(put), ..Default::default() }
 }
 

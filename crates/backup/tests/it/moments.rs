@@ -25,7 +25,11 @@ fn a_time_gives_the_last_state_that_was_applied_by_then() {
             let (restored, hash) = restore(&*store, Moment::TimeMs(time_ms)).expect("is there");
             assert_eq!(hash.revision, pair[0].1);
             assert_eq!(restored.time_ms, pair[0].0);
-            assert!(restored.compared > 0, "{:?} the state was compared with that of the node", backup.shipper.reached());
+            assert!(
+                restored.compared > 0,
+                "{:?} the state was compared with that of the node",
+                backup.shipper.reached()
+            );
         }
     }
 }

@@ -85,7 +85,8 @@ impl Store for MemoryStore {
             true => Creation::Existed,
             false => {
                 let whole = data.len();
-                let len = if failing == Some(Failing::Half) && name.contains("/data/") { whole / 2 } else { whole };
+                let len =
+                    if failing == Some(Failing::Half) && name.contains("/data/") { whole / 2 } else { whole };
                 state.objects.insert(name.to_owned(), data.slice(..len));
                 Creation::Created
             }

@@ -34,7 +34,12 @@ fn mainstay(arguments: &[&str]) -> Output {
 fn shipped(to: &Path) -> i64 {
     let listed = mainstay(&["backup", "list", &url(to), "-w", "json"]);
     let list: serde_json::Value = serde_json::from_slice(&listed.stdout).unwrap_or_default();
-    list.as_array().into_iter().flatten().filter_map(|epoch| epoch["to"]["revision"].as_i64()).max().unwrap_or(0)
+    list.as_array()
+        .into_iter()
+        .flatten()
+        .filter_map(|epoch| epoch["to"]["revision"].as_i64())
+        .max()
+        .unwrap_or(0)
 }
 
 fn url(to: &Path) -> String {
@@ -117,7 +122,12 @@ fn every_revision_is_restored_though_the_shipper_is_killed_again_and_again() {
             same_as(&Client::connect(address).await, *revision, *hash).await;
             member.kill();
         }
-        let drilled = mainstay(&["backup", "drill", &url(&to), &format!("--work-dir={}", dir.path().join("drill").display())]);
+        let drilled = mainstay(&[
+            "backup",
+            "drill",
+            &url(&to),
+            &format!("--work-dir={}", dir.path().join("drill").display()),
+        ]);
         let text = String::from_utf8_lossy(&drilled.stdout);
         assert!(drilled.status.success() && text.contains(&format!("restored revision {newest} ")), "{text}");
         assert!(text.contains("of its base is the cluster's"), "{text}");
@@ -155,7 +165,11 @@ fn a_cluster_of_any_etcd_is_followed_over_its_api() {
             backup.kill();
         }
         for (revision, hash) in &hashes[1..] {
-            let member = restored(&to, &dir.path().join(format!("r-{revision}")), &[&format!("--to-revision={revision}")]);
+            let member = restored(
+                &to,
+                &dir.path().join(format!("r-{revision}")),
+                &[&format!("--to-revision={revision}")],
+            );
             let address = member.client_address();
             same_as(&Client::connect(address).await, *revision, *hash).await;
             member.kill();

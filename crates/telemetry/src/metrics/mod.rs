@@ -21,9 +21,9 @@ pub use grpc::{GrpcMetrics, MethodMetrics, MethodTotals};
 pub use process::{file_descriptor_limit, open_files_max};
 pub use series::{Buckets, Counter, Distribution, Gauge, Histogram, Total};
 pub use table::{
-    AuditMetrics, BackupMetrics, DiskMetrics, HealthMetrics, LeaseMetrics, LongReadMetrics, MvccMetrics, NetworkMetrics,
-    ScrapeMetrics, ServerMetrics, ShadowMetrics, StateHashMetrics, TlsMetrics, TracingMetrics,
-    ValueCompressionMetrics,
+    AuditMetrics, BackupMetrics, DiskMetrics, HealthMetrics, LeaseMetrics, LongReadMetrics, MvccMetrics,
+    NetworkMetrics, ScrapeMetrics, ServerMetrics, ShadowMetrics, StateHashMetrics, TlsMetrics,
+    TracingMetrics, ValueCompressionMetrics,
 };
 pub use text::{CONTENT_TYPE, MetricType};
 
