@@ -175,7 +175,7 @@ struct Collecting {
 
 impl Collecting {
     fn run(mut self, began: Instant, stop: &AtomicBool, woken: &Receiver<()>) {
-        let mut told: Option<(String, Instant)> = None;
+        let mut told: Option<Instant> = None;
         loop {
             let goes_on = rest(self.interval, woken) && !stop.load(Ordering::Relaxed);
             let stepped = self.collector.step(
@@ -196,10 +196,10 @@ impl Collecting {
                 }),
             };
             if let Some(text) = text
-                && told.as_ref().is_none_or(|(last, at)| *last != text && at.elapsed() > REMIND_INTERVAL)
+                && told.is_none_or(|at| at.elapsed() > REMIND_INTERVAL)
             {
                 self.logger.warn("backup", &[("error", Value::Str(&text))]);
-                told = Some((text, Instant::now()));
+                told = Some(Instant::now());
             }
             if !goes_on {
                 return;
@@ -316,7 +316,7 @@ impl Deliverer {
     }
 
     fn tell_step(&mut self, step: &Step, before: Option<&Step>) {
-        if self.told.take().is_some() && !matches!(step, Step::Waits(_)) {
+        if !matches!(step, Step::Waits(_)) && self.told.take().is_some() {
             self.logger.info("the backup goes on", &[("to", Value::Str(&self.url))]);
         }
         match step {

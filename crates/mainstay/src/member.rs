@@ -80,12 +80,12 @@ pub fn run_with(
             ExitCode::from(2)
         }
         Ok(Invocation::Serve(mut parsed)) => {
-            let is_given = |name: &str| {
-                words.iter().any(|word| {
-                    word.trim_start_matches('-').split('=').next() == Some(name) && word.starts_with('-')
-                })
+            let is_flag = |word: &String| {
+                word.trim_start_matches('-').split('=').next() == Some("listen-client-urls")
             };
-            if purpose == Purpose::BackUp && !is_given("listen-client-urls") {
+            let is_variable = |(name, _): &(String, String)| name.ends_with("_LISTEN_CLIENT_URLS");
+            let is_given = words.iter().any(is_flag) || environment().iter().any(is_variable);
+            if purpose == Purpose::BackUp && !is_given {
                 // The node serves nobody unless it is asked to.
                 parsed.config.listen.client_urls.clear();
                 parsed.config.listen.client_http_urls.clear();

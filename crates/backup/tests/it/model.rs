@@ -357,12 +357,22 @@ pub fn cluster() -> String {
 
 /// Restores a moment into a directory of its own.
 pub fn restore(store: &impl Store, moment: Moment) -> Result<(Restored, HashKv), Trouble> {
-    let cluster = cluster();
     let dir = TempDir::new("backup-restore");
+    restore_in(dir.path(), store, moment)
+}
+
+/// Restores a moment into a directory, which may contain what an earlier attempt has fetched.
+pub fn restore_in(dir: &Path, store: &impl Store, moment: Moment) -> Result<(Restored, HashKv), Trouble> {
+    let cluster = cluster();
     let plan = Chain { store, cluster: &cluster }.plan(moment)?;
-    let cache = dir.path().join("cache");
+    let cache = dir.join("cache");
+    let work = dir.join("work");
+    match std::fs::remove_dir_all(&work) {
+        Err(error) if error.kind() != std::io::ErrorKind::NotFound => panic!("{error}"),
+        _ => {}
+    }
     let mut restored = with_objects(store, &cluster, &plan, &cache, |fetch| {
-        moment::restore(&plan, CLUSTER_ID, &dir.path().join("work"), fetch, None, &mut |_| {})
+        moment::restore(&plan, CLUSTER_ID, &work, fetch, None, &mut |_| {})
     })?;
     let hash = hash_kv(&mut restored.machine, &restored.values)?;
     Ok((restored, hash))

@@ -1,12 +1,15 @@
 //! Moments: the exact one is restored, or it is said which ones there are.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 
 use backup::plan::Moment;
 use backup::source::Source as _;
 
-use crate::model::{Backup, Node, restore};
-use crate::store::MemoryStore;
+use testkit::TempDir;
+
+use crate::model::{Backup, Node, restore, restore_in};
+use crate::store::{Failing, MemoryStore};
 
 #[test]
 fn a_time_gives_the_last_state_that_was_applied_by_then() {
@@ -50,4 +53,32 @@ fn a_moment_outside_of_the_backup_is_refused_with_the_ones_inside() {
     let before = restore(&*store, Moment::Revision(2)).err().expect("is not there");
     assert!(before.text.contains("begins only with revision"), "{before}");
     assert!(restore(&*store, Moment::TimeMs(0)).is_err());
+}
+
+#[test]
+fn a_restore_that_was_interrupted_fetches_only_the_rest() {
+    let (node, store) = (Node::new(3, "raft"), Arc::new(MemoryStore::default()));
+    let mut backup = Backup::start(&node, &store, "one", 0);
+    for _ in 0..24 {
+        node.work(4);
+        backup.settle();
+    }
+    store.is_distant.store(true, Ordering::Relaxed);
+    let newest = *node.hashes().values().last().expect("there are revisions");
+    store.fail(|_| None);
+    assert_eq!(restore(&*store, Moment::Newest).expect("is there").1, newest);
+    let all = store.heal();
+    let dir = TempDir::new("backup-resumed");
+    store.fail(move |number| (number >= all - 1).then_some(Failing::Denied));
+    let interrupted = restore_in(dir.path(), &*store, Moment::Newest).err().expect("is interrupted");
+    assert!(interrupted.text.contains("403"), "{interrupted}");
+    store.fail(|_| None);
+    assert_eq!(restore_in(dir.path(), &*store, Moment::Newest).expect("is there").1, newest);
+    let rest = store.heal();
+    assert!(rest < all, "{rest} of {all} operations");
+    // What was kept is verified, too.
+    for entry in std::fs::read_dir(dir.path().join("cache")).expect("exists") {
+        std::fs::write(entry.expect("is readable").path(), "damaged").expect("is writable");
+    }
+    assert_eq!(restore_in(dir.path(), &*store, Moment::Newest).expect("is there").1, newest);
 }

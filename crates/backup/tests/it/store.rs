@@ -1,6 +1,7 @@
 //! A store in memory that fails when a test says so.
 
 use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::{Mutex, MutexGuard, PoisonError};
 
 use backup::store::{Creation, Listing, Store};
@@ -16,6 +17,8 @@ pub enum Failing {
     After,
     /// Half of the object is created.
     Half,
+    /// It is refused.
+    Denied,
 }
 
 /// Decides how the operation of this number, counted from 1, fails.
@@ -24,6 +27,8 @@ type Script = Box<dyn FnMut(u64) -> Option<Failing> + Send>;
 #[derive(Default)]
 pub struct MemoryStore {
     state: Mutex<State>,
+    /// True if what is read has to be kept.
+    pub is_distant: AtomicBool,
 }
 
 #[derive(Default)]
@@ -96,6 +101,7 @@ impl Store for MemoryStore {
 
     fn read(&self, name: &str) -> Result<Option<Bytes>, Trouble> {
         match self.failing() {
+            Some(Failing::Denied) => Err(Trouble::new(Fault::Denied, "403 Forbidden")),
             Some(_) => Err(failed()),
             None => Ok(self.lock().objects.get(name).cloned()),
         }
@@ -133,6 +139,6 @@ impl Store for MemoryStore {
     }
 
     fn is_local(&self) -> bool {
-        true
+        !self.is_distant.load(Ordering::Relaxed)
     }
 }
