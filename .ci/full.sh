@@ -203,6 +203,9 @@ full_steps() {
         --etcd "$etcd" --etcdctl "$bin/etcdctl" --mainstay "$mainstay"
     full_step shadow "a shadow beside real etcd, equal under load and kills, and a planted change found" \
         python3 interop/shadow.py --etcd "$etcd" --etcd "$bin/etcd-older" --etcdctl "$bin/etcdctl" --mainstay "$mainstay"
+    full_step build-minio "building MinIO" build_minio
+    full_step backup "backups to MinIO under kills and faults, restored to random revisions, for etcd too" \
+        python3 interop/backup.py --minio "$bin/minio" --etcd "$etcd" --etcd "$bin/etcd-older" --mainstay "$mainstay"
     full_step migration "each command of docs/migration.md" migration_document
     full_step conformance "etcd's own end-to-end tests, with Mainstay in its place" etcds_own_tests --release 3.7 --suite common --suite e2e
     full_step robustness "etcd's own robustness tests, alone and beside etcd" etcds_own_tests --release 3.7 --suite robustness

@@ -307,6 +307,11 @@ where
         &self.head
     }
 
+    /// Returns the head, so that the caller can change it before the restore, for example the members.
+    pub fn head_mut(&mut self) -> &mut TransferHead {
+        &mut self.head
+    }
+
     /// Returns the next version. Returns `None` after the last version, once the end of the transfer was
     /// verified.
     ///

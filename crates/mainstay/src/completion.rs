@@ -62,6 +62,7 @@ pub fn tree() -> Tree {
             below: Vec::new(),
         },
         Tree::of(&shadow::PROGRAM),
+        Tree::of(&backup::command::PROGRAM),
         Tree {
             name: "rebuild",
             about: "Restore a damaged or lost member from the others",
@@ -70,7 +71,7 @@ pub fn tree() -> Tree {
         },
         Tree::of(&utl::recover::PROGRAM),
         named(ctl, "ctl", "etcdctl"),
-        named(Tree::of(&utl::PROGRAM), "utl", "etcdutl"),
+        named(with_backups(Tree::of(&utl::PROGRAM)), "utl", "etcdutl"),
         named(Tree::of(&bench::PROGRAM), "bench", "etcd's benchmark, with fixed rates and comparisons"),
         doctor,
         check,
@@ -97,6 +98,24 @@ pub fn tree() -> Tree {
     });
     below.push(Tree { name: "version", about: "Print the version", ..Tree::default() });
     Tree { name: "mainstay", about: "", flags: server_flags(), below }
+}
+
+/// Adds what `utl snapshot` does with a backup: the flags of `restore`, and `diff`.
+fn with_backups(mut utl: Tree) -> Tree {
+    let of_backup = Tree::of(&backup::command::PROGRAM).below;
+    for snapshot in utl.below.iter_mut().filter(|below| below.name == "snapshot") {
+        for tree in of_backup.iter().filter(|tree| matches!(tree.name, "restore" | "diff")) {
+            match snapshot.below.iter_mut().find(|below| below.name == tree.name) {
+                None => snapshot.below.push(tree.clone()),
+                Some(there) => {
+                    let is_new = |word: &&Word| there.flags.iter().all(|flag| flag.name != word.name);
+                    let more: Vec<Word> = tree.flags.iter().filter(is_new).copied().collect();
+                    there.flags.extend(more);
+                }
+            }
+        }
+    }
+    utl
 }
 
 fn shell(name: &'static str) -> Tree {

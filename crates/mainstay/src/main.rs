@@ -2,7 +2,8 @@
 //! tools.
 //!
 //! `member` runs a member, with its signals, exit codes and the notification of systemd. `mainstay rebuild`
-//! first replaces a damaged member, with `utl::rebuild`, and `mainstay recover` forms a cluster again with `utl::recover`. `mainstay shadow` runs a copy of another cluster. `discovery` finds the other members of a cluster
+//! first replaces a damaged member, with `utl::rebuild`, and `mainstay recover` forms a cluster again with `utl::recover`.
+//! `mainstay shadow` runs a copy of another cluster. `back_up` runs the node whose log is backed up. `discovery` finds the other members of a cluster
 //! that is being formed. `completion` and `man` describe all commands to shells and to `man`.
 //!
 //! The crate only starts members and tools, which are in other crates. Invariant: while a rebuild of a member
@@ -11,6 +12,7 @@
 //! Start reading with `main` and `member::run`. Tests: `tests/it`, which run real processes, with kill -9,
 //! partitions, full disks and damage. The tests that measure time need the feature `full`.
 
+mod back_up;
 mod completion;
 mod discovery;
 mod local_time;
@@ -24,10 +26,11 @@ mod signals;
 use std::ffi::OsString;
 use std::path::Path;
 use std::process::ExitCode;
+use std::sync::Arc;
 use std::time::Duration;
 
 use member::Purpose;
-use telemetry::logging::Value;
+use telemetry::logging::{Logger, Value};
 
 #[global_allocator]
 static ALLOCATOR: memory::Allocator = memory::Allocator;
@@ -43,7 +46,12 @@ fn main() -> ExitCode {
             return proxy(arguments).unwrap_or_else(|| member::run(arguments, Purpose::Etcd));
         }
         Some("etcdctl") => return ctl::run(arguments),
-        Some("etcdutl") => return utl::run(arguments),
+        Some("etcdutl") => {
+            return match backup::command::of_utl(arguments) {
+                Some(words) => backup::command::run(&words),
+                None => utl::run(arguments),
+            };
+        }
         Some("benchmark" | "etcd-bench") => return bench::run(arguments),
         _ => {}
     }
@@ -51,11 +59,12 @@ fn main() -> ExitCode {
 }
 
 /// Words that are commands if they are the first word on the command line.
-const COMMANDS: [&str; 17] = [
+const COMMANDS: [&str; 19] = [
     "server",
     "observer",
     "witness",
     "shadow",
+    "backup",
     "rebuild",
     "recover",
     "ctl",
@@ -84,10 +93,14 @@ fn dispatch(arguments: &[OsString]) -> ExitCode {
         Some("observer") => member::run(rest, Purpose::Observe),
         Some("witness") => member::run(rest, Purpose::Witness),
         Some("shadow") => run_shadow(rest),
+        Some("backup") => back_up::run(rest),
         Some("rebuild") => member::run(rest, Purpose::Rebuild),
         Some("recover") => utl::recover::run(rest),
         Some("ctl") => ctl::run(rest),
-        Some("utl") => utl::run(rest),
+        Some("utl") => match backup::command::of_utl(rest) {
+            Some(words) => backup::command::run(&words),
+            None => utl::run(rest),
+        },
         Some("bench") => bench::run(rest),
         Some("doctor") => doctor::run(rest),
         Some("console") => serve_console(rest),
@@ -123,19 +136,30 @@ fn serve_console(arguments: &[OsString]) -> ExitCode {
 
 /// Runs a shadow until a signal ends it.
 fn run_shadow(arguments: &[OsString]) -> ExitCode {
-    let prepare = || {
-        memory::use_small_pages();
-        // Block the signals before any other thread starts, so that only the main thread receives them.
-        signals::block();
-        open_files::raise_limit();
-    };
-    shadow::run(arguments, &prepare, &|patience, logger| match signals::wait(patience, logger) {
+    shadow::run(arguments, &prepare_shadow, &wait_for_signal)
+}
+
+/// Runs a shadow with something that works with its copy, until a signal ends it.
+fn run_shadow_with(arguments: &[OsString], companion: Arc<dyn shadow::Companion>) -> ExitCode {
+    shadow::run_with(arguments, &prepare_shadow, &wait_for_signal, companion)
+}
+
+fn prepare_shadow() {
+    memory::use_small_pages();
+    // Block the signals before any other thread starts, so that only the main thread receives them.
+    signals::block();
+    open_files::raise_limit();
+}
+
+/// Waits for a signal for at most a time. Returns true if there was one.
+fn wait_for_signal(patience: Duration, logger: &Logger) -> bool {
+    match signals::wait(patience, logger) {
         Some(signal) => {
             logger.info("received signal; shutting down", &[("signal", Value::Str(signals::name(signal)))]);
             true
         }
         None => false,
-    })
+    }
 }
 
 /// Runs a proxy if the first word names one; returns `None` otherwise.

@@ -28,6 +28,8 @@ pub enum Purpose {
     Observe,
     /// Started as `mainstay witness`: run a member that votes, keeps no keys and never leads.
     Witness,
+    /// Started as `mainstay backup run`: run an observer, and ship its log.
+    BackUp,
     /// Started as `mainstay rebuild`: first replace the damaged member by a new one, which then gets its data
     /// from the other members.
     Rebuild,
@@ -35,6 +37,15 @@ pub enum Purpose {
 
 /// Runs a member with these flags.
 pub fn run(arguments: &[OsString], purpose: Purpose) -> ExitCode {
+    run_with(arguments, purpose, None)
+}
+
+/// Runs a member as [`run`] does. If `backup` is given, the member is an observer whose log is shipped.
+pub fn run_with(
+    arguments: &[OsString],
+    purpose: Purpose,
+    backup: Option<&backup::shipping::Settings>,
+) -> ExitCode {
     let mut words = Vec::new();
     for word in arguments {
         match word.to_str() {
@@ -65,7 +76,7 @@ pub fn run(arguments: &[OsString], purpose: Purpose) -> ExitCode {
             ExitCode::SUCCESS
         }
         Ok(Invocation::Serve(parsed))
-            if parsed.config.observer.is_some() != (purpose == Purpose::Observe) =>
+            if parsed.config.observer.is_some() != matches!(purpose, Purpose::Observe | Purpose::BackUp) =>
         {
             eprintln!("{}", if purpose == Purpose::Observe { NO_FEED } else { FEED_OF_MEMBER });
             ExitCode::from(2)
@@ -78,7 +89,19 @@ pub fn run(arguments: &[OsString], purpose: Purpose) -> ExitCode {
         }
         Ok(Invocation::Serve(mut parsed)) => {
             parsed.config.is_witness = purpose == Purpose::Witness;
-            serve(*parsed, purpose != Purpose::Etcd, rebuilding)
+            let is_flag = |word: &String| {
+                word.trim_start_matches('-').split('=').next() == Some("listen-client-urls")
+            };
+            let is_variable = |(name, _): &(String, String)| name.ends_with("_LISTEN_CLIENT_URLS");
+            let is_given = words.iter().any(is_flag) || environment().iter().any(is_variable);
+            if purpose == Purpose::BackUp && !is_given {
+                // The node serves nobody unless it is asked to.
+                parsed.config.listen.client_urls.clear();
+                parsed.config.listen.client_http_urls.clear();
+                parsed.config.cluster.advertise_client_urls.clear();
+            }
+            let greet = !matches!(purpose, Purpose::Etcd | Purpose::BackUp);
+            serve(*parsed, greet, rebuilding, backup)
         }
         Err(refusal) => {
             let logger = Logger::stderr();
@@ -103,6 +126,10 @@ const OTHERS_USAGE: &str = "
 
   mainstay shadow --feed=URL,... --data-dir=DIR
     Follow a production cluster of etcd or Mainstay, serve nobody, and prove that the copy is the same: see docs/shadow.md.
+
+  mainstay backup run --feed=URL,... --data-dir=DIR --to=s3://BUCKET/PREFIX
+    Ship every change to a bucket or a directory, from which `mainstay backup restore` makes the state of any moment: see
+    docs/backup.md.
 
   mainstay rebuild FLAGS [--endpoints HOST:PORT,...]
     Restore a member whose data is damaged or lost from the other members: FLAGS are those it was started with. Its data
@@ -153,8 +180,13 @@ fn take_endpoints(arguments: &[String]) -> (Vec<String>, Vec<String>) {
 
 /// Runs a member until it is asked to stop. If `rebuilding` is `Some`, first rebuilds the member; the list
 /// has client URLs of other members, and is empty if the user gave none. If `greet` is true, prints the
-/// greeting.
-fn serve(mut parsed: Parsed, greet: bool, rebuilding: Option<Vec<String>>) -> ExitCode {
+/// greeting. If `backup` is given, ships the log of the member, which is an observer.
+fn serve(
+    mut parsed: Parsed,
+    greet: bool,
+    rebuilding: Option<Vec<String>>,
+    backup: Option<&backup::shipping::Settings>,
+) -> ExitCode {
     memory::use_small_pages();
     // Block the signals before any other thread starts, so that only the main thread receives them.
     signals::block();
@@ -244,6 +276,14 @@ fn serve(mut parsed: Parsed, greet: bool, rebuilding: Option<Vec<String>>) -> Ex
             return ExitCode::FAILURE;
         }
     };
+    let shipping = match backup.map(|settings| ship(&running, settings, &logger)).transpose() {
+        Ok(shipping) => shipping,
+        Err(trouble) => {
+            logger.fatal("cannot start the backup", &[("error", Value::Str(&trouble.text))]);
+            let _ = running.stop();
+            return ExitCode::FAILURE;
+        }
+    };
     let mut systemd = Systemd::from_env();
     systemd.ready(&logger);
     // Print the greeting only to a terminal: a program that reads standard output may expect only the log,
@@ -256,7 +296,8 @@ fn serve(mut parsed: Parsed, greet: bool, rebuilding: Option<Vec<String>>) -> Ex
         signal = signals::wait(systemd.patience(Duration::from_millis(500)), &logger);
         systemd.alive(&logger);
         free_pages.give_back();
-        if signal.is_none() && running.ended(Duration::ZERO) {
+        let has_failed = shipping.as_ref().is_some_and(|shipping| shipping.failure().is_some());
+        if signal.is_none() && (running.ended(Duration::ZERO) || has_failed) {
             break;
         }
     }
@@ -264,6 +305,9 @@ fn serve(mut parsed: Parsed, greet: bool, rebuilding: Option<Vec<String>>) -> Ex
         logger.info("received signal; shutting down", &[("signal", Value::Str(signals::name(signal)))]);
     }
     systemd.stopping(&logger);
+    let failure = shipping.as_ref().and_then(backup::shipping::Shipping::failure);
+    // What was read last is shipped now, while the member still runs.
+    drop(shipping);
     match running.stop() {
         Ok(()) => {}
         Err(error) => {
@@ -271,12 +315,29 @@ fn serve(mut parsed: Parsed, greet: bool, rebuilding: Option<Vec<String>>) -> Ex
             return ExitCode::FAILURE;
         }
     }
+    if failure.is_some() {
+        // The log has the reason.
+        return ExitCode::FAILURE;
+    }
     if let Some(signal) = signal
         && std::process::id() != 1
     {
         signals::die_by(signal);
     }
     ExitCode::SUCCESS
+}
+
+/// Starts to ship the log of an observer.
+fn ship(
+    running: &boot::Running,
+    settings: &backup::shipping::Settings,
+    logger: &Arc<Logger>,
+) -> Result<backup::shipping::Shipping, backup::Trouble> {
+    let shared = running.shared();
+    let metrics = &shared.diagnostics.metrics;
+    metrics.export_backup();
+    let source = backup::live::LiveSource::observer(shared, running.entries());
+    backup::shipping::Shipping::start(Arc::new(source), settings, metrics.backup.clone(), Arc::clone(logger))
 }
 
 /// Prints a few lines for an operator who started the member by hand.

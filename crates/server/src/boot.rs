@@ -57,6 +57,8 @@ const READY_LOOK: Duration = Duration::from_millis(200);
 /// A running member.
 pub struct Running {
     shared: Arc<Shared>,
+    /// Reads entries of the raft log.
+    entries: log::Entries,
     exporting: Option<Exporting>,
     fronts: Arc<Fronts>,
     /// The console; empty if the member has none.
@@ -226,7 +228,7 @@ fn serve(
     let hashing = Arc::clone(&shared);
     let hasher =
         spawn("hasher", "the hasher thread", move || hashing.data.compaction_hashes.run(&hash_jobs))?;
-    start_catch_up(&shared, entries, fetches)?;
+    start_catch_up(&shared, entries.clone(), fetches)?;
     let sharing = tls.client_tickets().filter(|_| config.share_tls_tickets);
     sharing.iter().for_each(|tickets| peering.share_tickets(tickets.clone()));
     let peers = start_peers(&shared, &logger, &config, peering, peers, tls.dialing())?;
@@ -286,6 +288,7 @@ fn serve(
     tell_of_service(&logger, &listening);
     let running = Running {
         shared,
+        entries,
         exporting,
         fronts,
         console,
@@ -638,6 +641,11 @@ impl Running {
     /// member directly.
     pub fn shared(&self) -> &Arc<Shared> {
         &self.shared
+    }
+
+    /// Returns a reader of the entries of the raft log. Those up to the published applied index are committed.
+    pub fn entries(&self) -> log::Entries {
+        self.entries.clone()
     }
 
     /// Waits until the core has ended by itself, but at most for `patience`. Returns true if it has ended.

@@ -1,7 +1,7 @@
 //! The command line of `mainstay shadow`.
 
 use std::ffi::OsString;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, channel};
@@ -110,6 +110,16 @@ const STOP_PATIENCE: Duration = Duration::from_secs(20);
 /// Runs a shadow in this process. `args` are the arguments that follow `shadow`. `prepare` is called before any thread
 /// starts, and `wait` waits for at most a time and returns true once a signal asks the process to end.
 pub fn run(args: &[OsString], prepare: &dyn Fn(), wait: &dyn Fn(Duration, &Logger) -> bool) -> ExitCode {
+    run_with(args, prepare, wait, Arc::new(Alone))
+}
+
+/// Runs a shadow as [`run`] does, with something that works with its copy.
+pub fn run_with(
+    args: &[OsString],
+    prepare: &dyn Fn(),
+    wait: &dyn Fn(Duration, &Logger) -> bool,
+    companion: Arc<dyn Companion>,
+) -> ExitCode {
     let io = Io::of_process();
     let matches = match PROGRAM.parse(args, io.text_environment()) {
         Ok(Invocation::Run(matches, ())) => matches,
@@ -137,11 +147,16 @@ pub fn run(args: &[OsString], prepare: &dyn Fn(), wait: &dyn Fn(Duration, &Logge
         }
     };
     prepare();
-    ExitCode::from(serve(settings, &Arc::new(logger), wait))
+    ExitCode::from(serve(settings, &Arc::new(logger), wait, companion))
 }
 
 /// Runs the shadow on a thread of its own until it ends or a signal arrives. Returns the exit code.
-fn serve(settings: Settings, logger: &Arc<Logger>, wait: &dyn Fn(Duration, &Logger) -> bool) -> u8 {
+fn serve(
+    settings: Settings,
+    logger: &Arc<Logger>,
+    wait: &dyn Fn(Duration, &Logger) -> bool,
+    companion: Arc<dyn Companion>,
+) -> u8 {
     logger.info(
         "starting a shadow",
         &[
@@ -152,11 +167,12 @@ fn serve(settings: Settings, logger: &Arc<Logger>, wait: &dyn Fn(Duration, &Logg
     let stop = Stop::default();
     let (ended, end) = channel();
     let (stopping, logging) = (stop.clone(), Arc::clone(logger));
+    let attached = Arc::clone(&companion);
     let started = std::thread::Builder::new().name("shadow".to_owned()).spawn(move || {
         let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
         let outcome = match runtime {
             Ok(runtime) => {
-                let outcome = runtime.block_on(follow::run(settings, logging, stopping));
+                let outcome = runtime.block_on(follow::run(settings, logging, stopping, attached));
                 // A hash that is still being computed is of no use any more.
                 runtime.shutdown_background();
                 outcome
@@ -170,10 +186,10 @@ fn serve(settings: Settings, logger: &Arc<Logger>, wait: &dyn Fn(Duration, &Logg
         logger.fatal("cannot start the shadow", &[("error", Value::Str(&error.to_string()))]);
         return Failure::ERROR;
     }
-    let mut patience = None;
+    let (mut patience, mut failed) = (None, false);
     loop {
         match end.recv_timeout(Duration::ZERO) {
-            Ok(Ok(false)) => return 0,
+            Ok(Ok(false)) => return if failed { Failure::ERROR } else { 0 },
             Ok(Ok(true)) => return DIFFERENT,
             Ok(Err(trouble)) => {
                 logger.fatal("the shadow ends", &[("error", Value::Str(&trouble.text()))]);
@@ -185,6 +201,12 @@ fn serve(settings: Settings, logger: &Arc<Logger>, wait: &dyn Fn(Duration, &Logg
             }
             Err(RecvTimeoutError::Timeout) => {}
         }
+        if patience.is_none() && companion.has_failed() {
+            // It has logged the reason.
+            failed = true;
+            stop.ask();
+            patience = Some(STOP_PATIENCE);
+        }
         match &mut patience {
             None if wait(LOOK_INTERVAL, logger) => {
                 stop.ask();
@@ -193,13 +215,51 @@ fn serve(settings: Settings, logger: &Arc<Logger>, wait: &dyn Fn(Duration, &Logg
             None => {}
             Some(left) if left.is_zero() => {
                 logger.warn("the shadow ends without a clean stop; nothing is lost", &[]);
-                return 0;
+                return if failed { Failure::ERROR } else { 0 };
             }
             Some(left) => {
                 let _ = wait(LOOK_INTERVAL, logger);
                 *left = left.saturating_sub(LOOK_INTERVAL);
             }
         }
+    }
+}
+
+/// Works with the copy of a shadow while it is open, for example by shipping its log. The methods are called on
+/// threads of the shadow and may block.
+pub trait Companion: Send + Sync {
+    /// Begins to work with a copy of the cluster `cluster_id`, whose data directory is `data_dir`.
+    ///
+    /// # Errors
+    ///
+    /// Returns the reason for which the shadow has to end.
+    fn begin(
+        &self,
+        copy: &server::boot::Running,
+        cluster_id: u64,
+        data_dir: &Path,
+        logger: &Arc<Logger>,
+    ) -> Result<(), String>;
+
+    /// Ends the work with the copy, which is closed next.
+    fn end(&self);
+
+    /// Returns true if the companion cannot go on, so that the shadow ends.
+    fn has_failed(&self) -> bool;
+}
+
+/// No companion.
+struct Alone;
+
+impl Companion for Alone {
+    fn begin(&self, _: &server::boot::Running, _: u64, _: &Path, _: &Arc<Logger>) -> Result<(), String> {
+        Ok(())
+    }
+
+    fn end(&self) {}
+
+    fn has_failed(&self) -> bool {
+        false
     }
 }
 

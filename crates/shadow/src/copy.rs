@@ -131,6 +131,11 @@ fn revision_of(shared: &Shared) -> i64 {
 }
 
 impl Copy {
+    /// Returns the member that holds the copy.
+    pub(crate) fn running(&self) -> &Running {
+        &self.running
+    }
+
     /// Returns the revision of the copy.
     pub(crate) fn revision(&self) -> i64 {
         revision_of(&self.shared)

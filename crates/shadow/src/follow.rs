@@ -14,6 +14,7 @@ use tokio::sync::Notify;
 use tokio::task::JoinSet;
 use tokio::time::{Instant, sleep};
 
+use crate::command::Companion;
 use crate::copy::{self, Copy, NAME};
 use crate::directory::Directory;
 use crate::session::{STANDSTILL_PATIENCE, Session};
@@ -120,7 +121,12 @@ pub(crate) enum End {
 /// # Errors
 ///
 /// Returns the reason for which the shadow cannot go on.
-pub(crate) async fn run(settings: Settings, logger: Arc<Logger>, stop: Stop) -> Result<bool, Trouble> {
+pub(crate) async fn run(
+    settings: Settings,
+    logger: Arc<Logger>,
+    stop: Stop,
+    companion: Arc<dyn Companion>,
+) -> Result<bool, Trouble> {
     let directory = Directory::open(&settings.data_dir)?;
     let client = Client::new(settings.client.clone()).map_err(|error| Trouble::Final(error.to_string()))?;
     if let Some(revision) = directory.different() {
@@ -159,7 +165,13 @@ pub(crate) async fn run(settings: Settings, logger: Arc<Logger>, stop: Stop) -> 
             "the copy serves nobody: it has no listener for clients and members",
             &[("revision", Value::Int(copy.revision()))],
         );
-        let followed = shadow.follow(&mut copy).await;
+        let source = shadow.directory.source().unwrap_or_default();
+        let begun = companion.begin(copy.running(), source, &shadow.directory.data(), &shadow.logger);
+        let followed = match begun {
+            Ok(()) => shadow.follow(&mut copy).await,
+            Err(reason) => Err(Trouble::Final(reason)),
+        };
+        companion.end();
         shadow.logger.info("the shadow stops its copy", &[("summary", Value::Str(&shadow.tally.summary()))]);
         let stopped = copy.stop().await;
         if matches!(followed, Err(Trouble::Final(_))) {

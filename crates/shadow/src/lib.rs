@@ -33,4 +33,4 @@ mod source;
 mod tally;
 mod trouble;
 
-pub use command::{PROGRAM, run};
+pub use command::{Companion, PROGRAM, run, run_with};

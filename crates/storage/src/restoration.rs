@@ -23,7 +23,7 @@ use log::{Batch, HardState, Log, LogEvent, Reset, Synced};
 use machine::auth::Auth;
 use machine::image::{RestoreError, RunWriter};
 use machine::snapshot::SnapshotVersion;
-use machine::transfer::{Assembly, ReceivedVersion, TransferEnd, TransferHead};
+use machine::transfer::{Assembly, ReceivedVersion, TransferEnd, TransferHead, TransferReader};
 use machine::{Alarms, Command, GrantedLease, Leases, Machine, Malformed, Members, Overtaken, Rules};
 use mvcc::{LoadError, Location, RevisionError};
 use numbers::{ChangeId, ClusterId, EntryId, Index, MemberId, Revision, Term};
@@ -439,6 +439,58 @@ impl Restoration {
         Ok(machine)
     }
 
+    /// Writes the values of a whole transfer to the log, and returns the restored machine. The caller may have
+    /// changed the head of the transfer. If `bump` is given, the revision is raised by that number, and all
+    /// earlier revisions are compacted. Otherwise the rolling hash of the state is that of the transfer.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if the transfer is damaged or lacks its beginning, or the disk fails.
+    pub fn take_transfer<I, B>(
+        &mut self,
+        mut reader: TransferReader<I>,
+        bump: Option<u64>,
+    ) -> Result<Machine, RestorationError>
+    where
+        I: Iterator<Item = Result<B, RestorationError>>,
+        B: AsRef<[u8]>,
+    {
+        if reader.head().from != Revision(0) {
+            return Err(Malformed("a transfer that lacks its beginning").into());
+        }
+        let mut assembly = Assembly::new(self.rules, None);
+        assembly.begin(reader.head())?;
+        let mut filling = Filling {
+            restoration: self,
+            assembly,
+            // The head of the transfer takes its place below. Without a hash of its own, it does not mix the
+            // versions into one: the hash of the transfer covers them already.
+            head: TransferHead {
+                from: Revision(0),
+                revision: Revision::FIRST,
+                compact_revision: Revision::NEVER_COMPACTED,
+                applied_index: Index(0),
+                applied_term: Term(0),
+                versions_max: 0,
+                state_hash: None,
+                leases: Leases::default(),
+                alarms: Alarms::default(),
+                members: Members::default(),
+                auth: Auth::default(),
+            },
+            versions: Vec::new(),
+            values: Vec::new(),
+            bytes: 0,
+            entries: 0,
+            last: ChangeId::default(),
+        };
+        while let Some(version) = reader.next().map_err(unreadable)? {
+            filling.push(&version)?;
+        }
+        filling.head = reader.finish().head;
+        filling.finish(bump)
+    }
+
     /// Sets the rules for applying entries that the options of the member define.
     pub fn set_rules(&mut self, rules: Rules) {
         self.rules = rules;
@@ -640,6 +692,14 @@ pub fn bumped(revision: Revision, by: u64) -> Result<Revision, RestorationError>
         .map(Revision)
         .filter(|revision| *revision <= REVISION_MAX)
         .ok_or(RestorationError::Bump { revision, by })
+}
+
+fn unreadable(error: RestoreError<RestorationError>) -> RestorationError {
+    match error {
+        RestoreError::Read(error) => error,
+        RestoreError::Malformed(error) => RestorationError::Malformed(error),
+        RestoreError::Load(error) => RestorationError::Versions(error),
+    }
 }
 
 fn mix(digest: u64, word: u64) -> u64 {

@@ -4,7 +4,7 @@
 //! etcdutl, and read snapshots and data directories of etcd 3.4 to 3.7 and of Mainstay. Mainstay's own
 //! commands `import` and `export` convert a data directory of etcd to one of Mainstay, and the reverse.
 //! [`take_over`] imports a directory of etcd in place when a member is started, and [`restore_copy`] restores a
-//! snapshot for a shadow. [`rebuild`] replaces a member
+//! snapshot for a shadow; [`restore_moment`] does so with a state that a backup holds. [`rebuild`] replaces a member
 //! whose data is damaged by a new member, which is then started. [`recover`] forms a cluster again from directories
 //! that have survived the loss of its quorum.
 //!
@@ -65,8 +65,9 @@ use cli::{Failure, Invocation, Io};
 use notice::Notices;
 use session::Session;
 
+pub use cluster::ClusterOptions;
 pub use commands::PROGRAM;
-pub use restore::{CopyOptions, RestoredCopy, restore_copy};
+pub use restore::{CopyOptions, MomentOptions, RestoredCopy, restore_copy, restore_moment};
 pub use takeover::{TakeOver, take_over};
 
 /// Runs the command that `args` request; `args` are the words after the program's name. Results go to

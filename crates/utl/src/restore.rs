@@ -12,11 +12,13 @@ use interchange::{NewDataDir, NewMember, Source as _};
 use log::HardState;
 use machine::auth::Auth;
 use machine::snapshot::SnapshotReader;
+use machine::transfer::{TransferReader, TransferWriter};
 use machine::{Alarms, Machine};
 use numbers::{MemberId, Revision, Term};
 use storage::Identity;
 use storage::etcd_database;
 use storage::restoration::{Restoration, RestorationError, RestoredHead, bumped};
+use storage::values::LogValues;
 use telemetry::logging::Logger;
 
 use crate::cluster::{ClusterOptions, NewCluster};
@@ -185,6 +187,120 @@ pub fn restore_copy(copy: &CopyOptions<'_>) -> Result<RestoredCopy, Failure> {
     progress.finish();
     done.without_lease.warn(&mut Notices::in_log(copy.logger));
     Ok(RestoredCopy { revision: done.revision, compact_revision: done.compact_revision })
+}
+
+/// A data directory that is to be made from a state which is not a snapshot file.
+pub struct MomentOptions {
+    /// The data directory, which must be missing or empty.
+    pub data_dir: PathBuf,
+    /// The cluster that the restored members will form.
+    pub cluster: ClusterOptions,
+    /// True if etcd will serve the directory, false if Mainstay will.
+    pub for_etcd: bool,
+    /// Number by which the revision is raised, after which all earlier revisions are compacted; `None` if it is not
+    /// raised.
+    pub bump: Option<u64>,
+    /// True if users, roles and authentication are left out.
+    pub without_users: bool,
+}
+
+/// Makes a data directory for a member of a new cluster, as `snapshot restore` does, from the machine that `make`
+/// returns. `make` gets a working directory, which does not exist yet and is removed afterwards, and returns the
+/// machine with the values of its versions.
+///
+/// # Errors
+///
+/// Returns the error of `make`, or an error if the options contradict each other, the data directory is taken, or the
+/// disk refuses.
+pub fn restore_moment(
+    moment: MomentOptions,
+    make: impl FnOnce(&Path) -> Result<(Machine, LogValues), Failure>,
+) -> Result<RestoredCopy, Failure> {
+    crate::target::refuse_taken(&moment.data_dir, "")?;
+    let options = Options {
+        snapshot: PathBuf::new(),
+        data_dir: moment.data_dir,
+        wal_dir: None,
+        cluster: NewCluster::of(&moment.cluster)?,
+        format: if moment.for_etcd { Format::Etcd } else { Format::Mainstay },
+        bump: moment.bump,
+        skip_hash_check: false,
+        without_users: moment.without_users,
+        without_alarms: false,
+    };
+    if options.without_users && options.format == Format::Etcd {
+        return Err(Failure::bad_args("--without-users requires --format mainstay"));
+    }
+    let target = Target::begin(&options.data_dir)?;
+    let (work, between) = (target.making().join("work"), target.making().join("between"));
+    let (mut machine, mut values) = make(&work)?;
+    let mut progress = Progress::of_bytes("writing the data directory", None);
+    let done = match options.format {
+        Format::Mainstay => {
+            let begun = begin(&options, target.making(), None)?;
+            let (begun, machine) = continue_as_new(&options, &mut machine, values, begun)?;
+            finish_mainstay(&options, begun, machine)?
+        }
+        Format::Etcd => {
+            if options.bump.is_some() {
+                let begun = begin(&options, &between, None)?;
+                let ((restoration, _), raised) = continue_as_new(&options, &mut machine, values, begun)?;
+                (machine, values) = (raised, restoration.values());
+            } else {
+                machine.members = new_members(&options, &mut machine.members);
+            }
+            let (new, wal) = begin_etcd(&options, target.making(), Release::V3_6)?;
+            let agreed = Agreed { version: String::new(), downgrade_target: None, form: Release::V3_6 };
+            export::write(&mut machine, &values, new, agreed, &mut progress)?;
+            wal.map_or(Ok(()), Target::finish)?;
+            Done {
+                revision: machine.store.current_revision(),
+                compact_revision: machine.store.compact_revision(),
+                ..Done::default()
+            }
+        }
+    };
+    for dir in [work, between] {
+        match std::fs::remove_dir_all(&dir) {
+            Err(error) if error.kind() != std::io::ErrorKind::NotFound => {
+                return Err(Failure::error(format!("cannot remove {}: {error}", dir.display())));
+            }
+            _ => {}
+        }
+    }
+    target.finish()?;
+    progress.finish();
+    Ok(RestoredCopy { revision: done.revision, compact_revision: done.compact_revision })
+}
+
+/// Returns the members of the new cluster, with the cluster version of the old one, as etcd's restore keeps it.
+fn new_members(options: &Options, old: &mut machine::Members) -> machine::Members {
+    let mut members = etcd_database::members(&options.cluster.membership);
+    members.cluster_version = std::mem::take(&mut old.cluster_version);
+    members
+}
+
+/// Writes the state of a machine into a directory that is being created, as that of a member of the new cluster.
+fn continue_as_new(
+    options: &Options,
+    machine: &mut Machine,
+    values: LogValues,
+    (mut restoration, wal): (Restoration, Option<Target>),
+) -> Result<((Restoration, Option<Target>), Machine), Failure> {
+    let view = machine.store.publish();
+    let mut writer = TransferWriter::new(view, machine.head(), Revision(0));
+    let chunks = std::iter::from_fn(|| {
+        writer.next_chunk(&values).map_err(|error| RestorationError::Source(Box::new(error))).transpose()
+    });
+    let mut reader = TransferReader::open(chunks).map_err(Failure::error)?;
+    let head = reader.head_mut();
+    head.members = new_members(options, &mut head.members);
+    if options.without_users {
+        head.auth = Auth::default();
+    }
+    (head.applied_index, head.applied_term) = (options.cluster.index(), TERM);
+    let machine = restoration.take_transfer(reader, options.bump).map_err(Failure::error)?;
+    Ok(((restoration, wal), machine))
 }
 
 /// Peer URL of the only member of a copy. Nobody connects to it.

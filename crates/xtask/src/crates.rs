@@ -49,6 +49,7 @@ const ORDER: &[&str] = &[
     "doctor",
     "proxy",
     "shadow",
+    "backup",
     "mainstay",
     "testkit",
     "oracle",

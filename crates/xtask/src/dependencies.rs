@@ -14,8 +14,23 @@ const SOURCE: &str = "registry+https://github.com/rust-lang/crates.io-index";
 
 /// Packages that are allowed to be built in two versions, until the dependencies that need the older version
 /// are updated.
-const TWICE: [&str; 8] =
-    ["bitflags", "hashbrown", "logos", "logos-codegen", "logos-derive", "syn", "thiserror", "thiserror-impl"];
+const TWICE: [&str; 15] = [
+    "base64",
+    "bitflags",
+    "cpufeatures",
+    "getrandom",
+    "hashbrown",
+    "logos",
+    "logos-codegen",
+    "logos-derive",
+    "rand",
+    "rand_chacha",
+    "rand_core",
+    "syn",
+    "synstructure",
+    "thiserror",
+    "thiserror-impl",
+];
 
 /// Checks every package that is built on Linux.
 ///

@@ -11,6 +11,7 @@
 
 mod answers;
 mod autopilot_dry_run;
+mod backup;
 mod client;
 mod cluster;
 mod cluster_crash;

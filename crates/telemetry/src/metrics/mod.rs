@@ -21,9 +21,9 @@ pub use grpc::{GrpcMetrics, MethodMetrics, MethodTotals};
 pub use process::{file_descriptor_limit, open_files_max};
 pub use series::{Buckets, Counter, Distribution, Gauge, Histogram, Total};
 pub use table::{
-    AuditMetrics, DiskMetrics, HealthMetrics, LeaseMetrics, LongReadMetrics, MvccMetrics, NetworkMetrics,
-    ScrapeMetrics, ServerMetrics, ShadowMetrics, StateHashMetrics, TlsMetrics, TracingMetrics,
-    ValueCompressionMetrics,
+    AuditMetrics, BackupMetrics, DiskMetrics, HealthMetrics, LeaseMetrics, LongReadMetrics, MvccMetrics,
+    NetworkMetrics, ScrapeMetrics, ServerMetrics, ShadowMetrics, StateHashMetrics, TlsMetrics,
+    TracingMetrics, ValueCompressionMetrics,
 };
 pub use text::{CONTENT_TYPE, MetricType};
 
@@ -78,15 +78,21 @@ pub struct Metrics {
     pub tracing: TracingMetrics,
     /// Metrics of a shadow.
     pub shadow: ShadowMetrics,
+    /// Metrics of a backup.
+    pub backup: BackupMetrics,
     /// Metrics of gRPC methods.
     pub grpc: GrpcMetrics,
     /// True if the metrics of a shadow are exported.
     is_shadow: AtomicBool,
+    /// True if the metrics of a backup are exported.
+    is_backup: AtomicBool,
     registry: Registry,
 }
 
 /// Beginning of the names of metrics that only a shadow exports.
 const OF_SHADOW: &str = "mainstay_shadow_";
+/// Beginning of the names of metrics that only a process exports which makes a backup.
+const OF_BACKUP: &str = "mainstay_backup_";
 
 /// Counters of the requests from clients of one API version.
 #[derive(Clone)]
@@ -124,7 +130,9 @@ impl Metrics {
             scrapes: ScrapeMetrics::register(&mut registry),
             tracing: TracingMetrics::register(&mut registry),
             shadow: ShadowMetrics::register(&mut registry),
+            backup: BackupMetrics::register(&mut registry),
             is_shadow: AtomicBool::new(false),
+            is_backup: AtomicBool::new(false),
             grpc: GrpcMetrics::register(&mut registry, rpcs, detail == MetricsDetail::Extensive),
             registry,
         };
@@ -144,6 +152,11 @@ impl Metrics {
         self.is_shadow.store(true, Ordering::Relaxed);
     }
 
+    /// Exports the metrics of a backup, too.
+    pub fn export_backup(&self) {
+        self.is_backup.store(true, Ordering::Relaxed);
+    }
+
     /// Sets the version that this member reports.
     pub fn set_version(&self, release: &str) {
         self.server.version.mark_only(&[vec![release.to_owned()]]);
@@ -159,7 +172,10 @@ impl Metrics {
     pub fn render(&self, out: &mut String) {
         let mut writer = Writer::new(out);
         let is_shadow = self.is_shadow.load(Ordering::Relaxed);
-        self.registry.render(&mut writer, |name| is_shadow || !name.starts_with(OF_SHADOW));
+        let is_backup = self.is_backup.load(Ordering::Relaxed);
+        self.registry.render(&mut writer, |name| {
+            (is_shadow || !name.starts_with(OF_SHADOW)) && (is_backup || !name.starts_with(OF_BACKUP))
+        });
         process::render(&mut writer);
     }
 }

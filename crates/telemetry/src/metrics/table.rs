@@ -263,6 +263,23 @@ group! {
 }
 
 group! {
+    /// Metrics of a backup, which ships the log of a cluster to a store. Only a process that makes one exports them.
+    BackupMetrics {
+        lag_seconds: Gauge = "mainstay_backup_lag_seconds", "Age of the oldest change that this node has applied and that is not in the store yet; grows while the node receives nothing from the cluster.";
+        revision: Gauge = "mainstay_backup_revision", "Newest revision in the store.";
+        sequence: Gauge = "mainstay_backup_manifest", "Number of the newest manifest in the store.";
+        shipped_at: Gauge = "mainstay_backup_last_success_timestamp_seconds", "Time up to which everything is in the store, in seconds since 1970.";
+        manifests: Total = "mainstay_backup_manifests_total", "Manifests that this process has written.";
+        bytes: Total = "mainstay_backup_bytes_total", "Bytes that this process has written to the store.";
+        bases: Total = "mainstay_backup_bases_total", "Whole states that this process has written to the store.";
+        failures: Counter = "mainstay_backup_failures_total", "Attempts to write to the store that failed; each is repeated.";
+        gaps: Total = "mainstay_backup_gaps_total", "Times that the log had dropped entries before they were in the store, so that the moments between cannot be restored.";
+        waiting_bytes: Gauge = "mainstay_backup_waiting_bytes", "Bytes of entries that wait for the store.";
+        stands_by: Gauge = "mainstay_backup_stands_by", "1 while another process writes this backup, and this one waits.";
+    }
+}
+
+group! {
     /// Metrics of TLS. The label `listener` is `client` for the listeners for clients and metrics, and `peer`
     /// for the listener for members. etcd has no such metrics.
     TlsMetrics {

@@ -698,6 +698,58 @@ const ROWS: &[(&str, &[Written])] = &[
         ],
     ),
     (
+        "A backup",
+        &[
+            figure(
+                "Lag",
+                "s",
+                "Age of the oldest change that is not in the store.",
+                &[("max(mainstay_backup_lag_seconds{#})", "")],
+            ),
+            figure(
+                "In the store up to",
+                "dateTimeFromNow",
+                "Time up to which everything is in the store.",
+                &[("max(mainstay_backup_last_success_timestamp_seconds{#}) * 1000", "")],
+            ),
+            figure(
+                "Gaps",
+                "none",
+                "Times that entries were lost for the backup.",
+                &[("max(mainstay_backup_gaps_total{#})", "")],
+            ),
+            chart(
+                "Positions",
+                "none",
+                "Newest revision and manifest in the store, and 1 while another process ships.",
+                &[
+                    ("mainstay_backup_revision{#}", "{{instance}} revision"),
+                    ("mainstay_backup_manifest{#}", "{{instance}} manifest"),
+                    ("mainstay_backup_stands_by{#}", "{{instance}} stands by"),
+                ],
+            ),
+            chart(
+                "Shipped",
+                "Bps",
+                "Bytes written to the store, and those that wait for it.",
+                &[
+                    ("rate(mainstay_backup_bytes_total{#}[$__rate_interval])", "{{instance}} written"),
+                    ("mainstay_backup_waiting_bytes{#}", "{{instance}} waiting"),
+                ],
+            ),
+            chart(
+                "Manifests, bases and failures",
+                "short",
+                "What was written, and attempts that failed.",
+                &[
+                    ("rate(mainstay_backup_manifests_total{#}[$__rate_interval])", "{{instance}} manifests"),
+                    ("rate(mainstay_backup_failures_total{#}[$__rate_interval])", "{{instance}} failures"),
+                    ("mainstay_backup_bases_total{#}", "{{instance}} bases"),
+                ],
+            ),
+        ],
+    ),
+    (
         "A shadow",
         &[
             figure(

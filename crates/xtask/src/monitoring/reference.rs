@@ -6,11 +6,12 @@ use super::table::{Row, Table};
 
 /// Units of the metrics whose names begin with these texts. They take precedence over the unit that [`unit()`]
 /// derives from the end of a name.
-const UNITS: [(&str, &str); 6] = [
+const UNITS: [(&str, &str); 7] = [
     ("etcd_debugging_lease_ttl_total", "seconds"),
     ("etcd_debugging_mvcc_db_compaction_last", "seconds since 1970"),
     ("mainstay_tls_certificate_not_after_seconds", "seconds since 1970"),
     ("mainstay_shadow_last_comparison_timestamp_seconds", "seconds since 1970"),
+    ("mainstay_backup_last_success_timestamp_seconds", "seconds since 1970"),
     ("process_start_time_seconds", "seconds since 1970"),
     ("etcd_server_quota_backend_bytes", "bytes"),
 ];

@@ -187,6 +187,24 @@ pub const ALERTS: &[Alert] = &[
         rests: &[("mainstay_shadow_lag_seconds{job=\"s\",instance=\"a\"}", "0x60")],
     },
     Alert {
+        name: "MainstayBackupBehind",
+        severity: "critical",
+        holds: "5m",
+        expression: "mainstay_backup_lag_seconds > 60 and mainstay_backup_stands_by == 0",
+        summary: "{{ $labels.instance }} is a backup that has been behind its cluster for {{ $value }} s",
+        meaning: "The store does not answer or refuses, or the node of the backup receives nothing from the cluster. Changes wait in the data \
+                  directory, and are lost for the backup if that becomes full.",
+        remedy: "The log of the backup says why: the bucket, the credentials, the clock, or the cluster. See [backup.md](backup.md).",
+        fires: &[
+            ("mainstay_backup_lag_seconds{job=\"b\",instance=\"a\"}", "400x60"),
+            ("mainstay_backup_stands_by{job=\"b\",instance=\"a\"}", "0x60"),
+        ],
+        rests: &[
+            ("mainstay_backup_lag_seconds{job=\"b\",instance=\"a\"}", "0x60"),
+            ("mainstay_backup_stands_by{job=\"b\",instance=\"a\"}", "0x60"),
+        ],
+    },
+    Alert {
         name: "MainstayAlarm",
         severity: "critical",
         holds: "0m",

@@ -1,0 +1,119 @@
+//! `backup prune`: deletes what only moments before a time need.
+
+use std::collections::BTreeSet;
+use std::time::{Duration, SystemTime};
+
+use cli::{Command, Failure, Flag};
+
+use super::{CLUSTER_ID, Call, Run, chain, size};
+use crate::live::wall_ms;
+use crate::manifest::Manifest;
+use crate::object::Object;
+use crate::plan::shown;
+
+const OLDER_THAN: Flag<Duration> = Flag::duration(
+    "older-than",
+    "0s",
+    "Required. Moments that are older than this may be lost, such as 720h",
+);
+const DELETE: Flag<bool> =
+    Flag::bool("delete", "Delete; without this flag the command only says what it would delete");
+
+pub(super) const PRUNE: Command<Run> = Command {
+    name: "prune",
+    usage: "prune <URL> --older-than <duration> [--delete]",
+    about: "Deletes what only moments before a time need",
+    long: "\
+Deletes what only moments before a time need: whole epochs, each of which begins with a base, and small parts that were
+merged since. Every later moment can still be restored. Nothing else in Mainstay deletes anything from a backup. If the
+store keeps objects locked, deleting fails until their retention has ended; run the command again then.",
+    example: "  mainstay backup prune s3://bucket/prefix --older-than 720h
+  mainstay backup prune s3://bucket/prefix --older-than 720h --delete",
+    flags: &[CLUSTER_ID.row(), DELETE.row(), OLDER_THAN.row()],
+    run: Some(Run(run)),
+    ..Command::EMPTY
+};
+
+fn run(call: &mut Call<'_>) -> Result<(), Failure> {
+    let older_than = call.matches.get(OLDER_THAN);
+    if older_than.is_zero() {
+        return Err(Failure::usage("--older-than is required"));
+    }
+    let store = call.place()?;
+    let (cluster, _) = call.cluster(&*store)?;
+    let chain = chain(&*store, &cluster);
+    let head = chain.head_or_refuse()?;
+    let before_ms =
+        wall_ms(SystemTime::now()).saturating_sub(u64::try_from(older_than.as_millis()).unwrap_or(u64::MAX));
+    let epochs = chain.epochs(&head);
+    let oldest = chain.oldest(&head)?;
+    // The last epoch that begins before the time is needed for the moments right after the time.
+    let first_kept = epochs
+        .iter()
+        .filter(|(sequence, from, _)| *sequence >= oldest && from.time_ms <= before_ms)
+        .map(|(sequence, ..)| *sequence)
+        .next_back()
+        .unwrap_or(oldest);
+    let mut kept: BTreeSet<String> = BTreeSet::new();
+    let keep = |kept: &mut BTreeSet<String>, object: &Object| {
+        kept.insert(object.name.clone());
+    };
+    for (sequence, ..) in epochs.iter().filter(|(sequence, ..)| *sequence >= first_kept) {
+        let epoch = chain.epoch(&head, *sequence)?;
+        epoch.base.chunks.iter().for_each(|chunk| keep(&mut kept, &chunk.object));
+        epoch.parts.iter().for_each(|part| keep(&mut kept, &part.object));
+    }
+    head.first.epochs.iter().filter(|epoch| epoch.sequence >= first_kept).for_each(|epoch| {
+        keep(&mut kept, &epoch.catalog);
+    });
+    head.manifest.catalog.iter().for_each(|catalog| keep(&mut kept, &catalog.object));
+    let (mut names, mut bytes, mut listed) = (Vec::new(), 0, BTreeSet::new());
+    for number in chain.all()? {
+        let (manifest, _) = chain.read(number)?;
+        // Of the present epoch everything stays, because a process may be about to merge its parts.
+        let is_closed = manifest.epoch < head.manifest.epoch;
+        let mut may_go: Vec<Object> = Vec::new();
+        if is_closed {
+            may_go.extend(manifest.parts.iter().map(|part| part.object.clone()));
+            may_go
+                .extend(manifest.base.iter().flat_map(|base| &base.chunks).map(|chunk| chunk.object.clone()));
+            may_go.extend(manifest.catalog.iter().map(|catalog| catalog.object.clone()));
+        }
+        // What the parts of an epoch were merged into is named only by its catalog, which the next epoch names.
+        for epoch in manifest.epochs.iter().filter(|epoch| (oldest..first_kept).contains(&epoch.sequence)) {
+            if listed.insert(epoch.sequence) {
+                let parts = chain.catalog(&epoch.catalog, epoch.sequence)?.parts;
+                may_go.extend(parts.into_iter().map(|part| part.object));
+                may_go.push(epoch.catalog.clone());
+            }
+        }
+        for object in may_go {
+            if kept.insert(object.name.clone()) {
+                names.push(format!("{cluster}/{}", object.name));
+                bytes += object.bytes;
+            }
+        }
+        if number < first_kept {
+            names.push(format!("{cluster}/{}", Manifest::name(number)));
+        }
+    }
+    let (from, to) = epochs
+        .iter()
+        .find(|(sequence, ..)| *sequence == first_kept)
+        .map_or((0, 0), |(_, from, _)| (from.revision, from.time_ms));
+    let kept_text = format!("the oldest moment is then revision {from} at {}", shown(to));
+    if !call.matches.get(DELETE) {
+        return call.print(&format!(
+            "{} objects of {} would be deleted; {kept_text}. Give --delete to delete them\n",
+            names.len(),
+            size(bytes)
+        ));
+    }
+    // Manifests go last and from the oldest on, so that what is left is a chain at any moment.
+    let (manifests, data): (Vec<&String>, Vec<&String>) =
+        names.iter().partition(|name| name.contains("/chain/"));
+    for name in data.into_iter().chain(manifests) {
+        store.remove(name)?;
+    }
+    call.print(&format!("{} objects of {} deleted; {kept_text}\n", names.len(), size(bytes)))
+}

@@ -1,0 +1,150 @@
+//! `backup restore`, also `utl snapshot restore URL`: makes a data directory with the state of a moment.
+
+use std::path::{Path, PathBuf};
+
+use cli::{Command, Failure, Flag, Progress};
+use utl::{ClusterOptions, MomentOptions};
+
+use super::{CLUSTER_ID, Call, Run, chain, cluster_of, moment_of, size};
+use crate::fetch::{cache_of, remove_cache, with_objects};
+use crate::moment::{self, Restored};
+use crate::plan::{Plan, shown};
+use crate::store::Store;
+use crate::trouble::Trouble;
+
+pub(super) const TO_REVISION: Flag<i64> =
+    Flag::int("to-revision", "0", "revision whose state is restored; without it and --to-time the newest");
+pub(super) const TO_TIME: Flag<String> =
+    Flag::text("to-time", "", "time whose state is restored, such as 2026-11-21T10:50:53Z");
+const DATA_DIR: Flag<String> = Flag::text("data-dir", "", "Path to the output data directory");
+const FORMAT: Flag<String> =
+    Flag::text("format", "mainstay", "Program that will serve the data directory (mainstay, etcd)");
+const NAME: Flag<String> = Flag::text("name", "default", "Human-readable name for this member");
+const INITIAL_CLUSTER: Flag<String> = Flag::text(
+    "initial-cluster",
+    "default=http://localhost:2380",
+    "Initial cluster configuration for restore bootstrap",
+);
+const INITIAL_CLUSTER_TOKEN: Flag<String> = Flag::text(
+    "initial-cluster-token",
+    "etcd-cluster",
+    "Initial cluster token for the etcd cluster during restore bootstrap",
+);
+const INITIAL_ADVERTISE_PEER_URLS: Flag<String> = Flag::text(
+    "initial-advertise-peer-urls",
+    "http://localhost:2380",
+    "List of this member's peer URLs to advertise to the rest of the cluster",
+);
+const BUMP_REVISION: Flag<u64> =
+    Flag::uint("bump-revision", "0", "How much to increase the latest revision after restore");
+const MARK_COMPACTED: Flag<bool> = Flag::bool(
+    "mark-compacted",
+    "Mark the latest revision after restore as the point of scheduled compaction (required if --bump-revision > 0, disallowed otherwise)",
+);
+const WITHOUT_USERS: Flag<bool> = Flag::bool(
+    "without-users",
+    "Leave out users, roles and authentication: everyone can then read and write (only with --format mainstay)",
+);
+
+pub(super) const RESTORE: Command<Run> = Command {
+    name: "restore",
+    usage: "restore <URL> --data-dir {output dir} [options]",
+    about: "Makes a data directory with the state of a moment",
+    long: "\
+Makes a data directory with the state of a moment, for a member of a new cluster, as `mainstay utl snapshot restore` does
+from a snapshot. Run it for each member with the same moment. The directory appears whole or not at all. What is fetched
+from a bucket is kept in DATA_DIR.backup-cache until the directory is complete, so a command that was interrupted goes on
+from there.",
+    example: "  mainstay backup restore s3://bucket/prefix --to-time 2026-11-21T10:50:53Z --data-dir restored
+  mainstay backup restore file:///mnt/backup --to-revision 12345 --format etcd --data-dir for.etcd",
+    flags: &[
+        TO_REVISION.row(),
+        TO_TIME.row(),
+        CLUSTER_ID.row(),
+        DATA_DIR.row(),
+        FORMAT.row(),
+        NAME.row(),
+        INITIAL_CLUSTER.row(),
+        INITIAL_CLUSTER_TOKEN.row(),
+        INITIAL_ADVERTISE_PEER_URLS.row(),
+        BUMP_REVISION.row(),
+        MARK_COMPACTED.row(),
+        WITHOUT_USERS.row(),
+    ],
+    run: Some(Run(run)),
+    ..Command::EMPTY
+};
+
+fn run(call: &mut Call<'_>) -> Result<(), Failure> {
+    let given = call.matches;
+    let (bump, compacted) = (given.get(BUMP_REVISION), given.get(MARK_COMPACTED));
+    if (bump > 0) != compacted {
+        return Err(Failure::bad_args("--mark-compacted required if --revision-bump > 0"));
+    }
+    let for_etcd = match given.get(FORMAT) {
+        "mainstay" => false,
+        "etcd" => true,
+        other => {
+            return Err(Failure::bad_args(format!(
+                "--format is mainstay or etcd, not {}",
+                cli::go::quote(other)
+            )));
+        }
+    };
+    let wanted = moment_of(given.get(TO_REVISION), given.get(TO_TIME))?;
+    let data_dir = match given.get(DATA_DIR) {
+        "" => PathBuf::from(format!("{}.etcd", given.get(NAME))),
+        dir => PathBuf::from(dir),
+    };
+    let options = MomentOptions {
+        data_dir: data_dir.clone(),
+        cluster: ClusterOptions {
+            name: given.get(NAME).to_owned(),
+            initial_cluster: given.get(INITIAL_CLUSTER).to_owned(),
+            token: given.get(INITIAL_CLUSTER_TOKEN).to_owned(),
+            advertised: given.get(INITIAL_ADVERTISE_PEER_URLS).to_owned(),
+        },
+        for_etcd,
+        bump: (bump > 0).then_some(bump),
+        without_users: given.get(WITHOUT_USERS),
+    };
+    let store = call.place()?;
+    let (cluster, cluster_id) = cluster_of(&*store, given.get(CLUSTER_ID))?;
+    let plan = chain(&*store, &cluster).plan(wanted)?;
+    let cache = cache_of(&data_dir);
+    let mut facts = (0, 0);
+    let restored = utl::restore_moment(options, |work| {
+        let Restored { machine, values, time_ms, compared } =
+            state_of(&*store, &cluster, cluster_id, &plan, work, &cache)?;
+        facts = (time_ms, compared);
+        Ok((machine, values))
+    })?;
+    remove_cache(&cache)?;
+    let (time_ms, compared) = facts;
+    call.print(&format!(
+        "restored revision {} of {} from {} to {} (compact revision {}, state compared with the cluster's at {compared} \
+         positions)\n",
+        restored.revision,
+        shown(time_ms),
+        size(plan.bytes()),
+        data_dir.display(),
+        restored.compact_revision,
+    ))
+}
+
+/// Restores the state of a plan into a working directory.
+pub(super) fn state_of(
+    store: &dyn Store,
+    cluster: &str,
+    cluster_id: u64,
+    plan: &Plan,
+    work: &Path,
+    cache: &Path,
+) -> Result<Restored, Trouble> {
+    let mut progress = Progress::of_bytes("restoring", Some(plan.bytes()));
+    let restored = with_objects(store, cluster, plan, cache, |fetch| {
+        moment::restore(plan, cluster_id, work, fetch, None, &mut |done| progress.at(done, ""))
+    })?;
+    progress.finish();
+    Ok(restored)
+}

@@ -1,0 +1,9 @@
+//! Tests of the backup with a model of a node, and stores that fail.
+
+mod chain;
+mod commands;
+mod damage;
+mod faults;
+mod model;
+mod moments;
+mod store;

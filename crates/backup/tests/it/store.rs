@@ -1,0 +1,144 @@
+//! A store in memory that fails when a test says so.
+
+use std::collections::BTreeMap;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Mutex, MutexGuard, PoisonError};
+
+use backup::store::{Creation, Listing, Store};
+use backup::{Fault, Trouble};
+use bytes::Bytes;
+
+/// How an operation fails.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Failing {
+    /// It does nothing.
+    Before,
+    /// It is done, and the answer is lost.
+    After,
+    /// Half of the object is created.
+    Half,
+    /// It is refused.
+    Denied,
+}
+
+/// Decides how the operation of this number, counted from 1, fails.
+type Script = Box<dyn FnMut(u64) -> Option<Failing> + Send>;
+
+#[derive(Default)]
+pub struct MemoryStore {
+    state: Mutex<State>,
+    /// True if what is read has to be kept.
+    pub is_distant: AtomicBool,
+}
+
+#[derive(Default)]
+struct State {
+    objects: BTreeMap<String, Bytes>,
+    script: Option<Script>,
+    operations: u64,
+}
+
+impl MemoryStore {
+    fn lock(&self) -> MutexGuard<'_, State> {
+        self.state.lock().unwrap_or_else(PoisonError::into_inner)
+    }
+
+    /// Lets operations fail from now on, the next one having number 1.
+    pub fn fail(&self, script: impl FnMut(u64) -> Option<Failing> + Send + 'static) {
+        let mut state = self.lock();
+        state.script = Some(Box::new(script));
+        state.operations = 0;
+    }
+
+    /// Lets no operation fail any more. Returns how many there were since [`MemoryStore::fail`].
+    pub fn heal(&self) -> u64 {
+        let mut state = self.lock();
+        state.script = None;
+        state.operations
+    }
+
+    /// Returns the names of all objects.
+    pub fn names(&self) -> Vec<String> {
+        self.lock().objects.keys().cloned().collect()
+    }
+
+    /// Replaces an object, which no store that is used does.
+    pub fn replace(&self, name: &str, data: impl Into<Bytes>) {
+        self.lock().objects.insert(name.to_owned(), data.into());
+    }
+
+    fn failing(&self) -> Option<Failing> {
+        let mut state = self.lock();
+        state.operations += 1;
+        let number = state.operations;
+        state.script.as_mut().and_then(|script| script(number))
+    }
+}
+
+fn failed() -> Trouble {
+    Trouble::new(Fault::Passing, "503 Slow Down")
+}
+
+impl Store for MemoryStore {
+    fn create(&self, name: &str, data: Bytes) -> Result<Creation, Trouble> {
+        let failing = self.failing();
+        let mut state = self.lock();
+        if failing == Some(Failing::Before) {
+            return Err(failed());
+        }
+        let creation = match state.objects.contains_key(name) {
+            true => Creation::Existed,
+            false => {
+                let whole = data.len();
+                let len =
+                    if failing == Some(Failing::Half) && name.contains("/data/") { whole / 2 } else { whole };
+                state.objects.insert(name.to_owned(), data.slice(..len));
+                Creation::Created
+            }
+        };
+        if failing.is_some() { Err(failed()) } else { Ok(creation) }
+    }
+
+    fn read(&self, name: &str) -> Result<Option<Bytes>, Trouble> {
+        match self.failing() {
+            Some(Failing::Denied) => Err(Trouble::new(Fault::Denied, "403 Forbidden")),
+            Some(_) => Err(failed()),
+            None => Ok(self.lock().objects.get(name).cloned()),
+        }
+    }
+
+    fn size(&self, name: &str) -> Result<Option<u64>, Trouble> {
+        Ok(self.read(name)?.map(|data| data.len() as u64))
+    }
+
+    fn list(&self, directory: &str) -> Result<Listing, Trouble> {
+        if self.failing().is_some() {
+            return Err(failed());
+        }
+        let prefix = if directory.is_empty() { String::new() } else { format!("{directory}/") };
+        let mut listing = Listing::default();
+        for name in self.lock().objects.keys().filter_map(|name| name.strip_prefix(&prefix)) {
+            match name.split_once('/') {
+                Some((directory, _)) if listing.directories.last().is_none_or(|last| last != directory) => {
+                    listing.directories.push(directory.to_owned());
+                }
+                Some(_) => {}
+                None => listing.objects.push(name.to_owned()),
+            }
+        }
+        Ok(listing)
+    }
+
+    fn remove(&self, name: &str) -> Result<(), Trouble> {
+        self.lock().objects.remove(name);
+        Ok(())
+    }
+
+    fn url(&self) -> &str {
+        "memory://store"
+    }
+
+    fn is_local(&self) -> bool {
+        !self.is_distant.load(Ordering::Relaxed)
+    }
+}
