@@ -24,6 +24,7 @@ fn follower() -> Node {
         hard_state: HardState { term: Term(3), vote: MemberId::NONE, commit: Index(8) },
         voters: vec![MemberId(1), MemberId(2), MemberId(3)],
         learners: vec![MemberId(4)],
+        witness: MemberId::NONE,
         applied: Index(6),
         applied_term: Term(2),
         first_index: Index(3),

@@ -89,9 +89,8 @@ pub fn run_with(
         }
         Ok(Invocation::Serve(mut parsed)) => {
             parsed.config.is_witness = purpose == Purpose::Witness;
-            let is_flag = |word: &String| {
-                word.trim_start_matches('-').split('=').next() == Some("listen-client-urls")
-            };
+            let is_flag =
+                |word: &String| word.trim_start_matches('-').split('=').next() == Some("listen-client-urls");
             let is_variable = |(name, _): &(String, String)| name.ends_with("_LISTEN_CLIENT_URLS");
             let is_given = words.iter().any(is_flag) || environment().iter().any(is_variable);
             if purpose == Purpose::BackUp && !is_given {

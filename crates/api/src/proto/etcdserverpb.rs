@@ -910,6 +910,13 @@ pub struct StatusResponse {
     /// Ours: the member's autopilot; absent if it is off and the member is no standby.
     #[prost(message, optional, tag = "1005")]
     pub autopilot: ::core::option::Option<AutopilotStatus>,
+    /// Ours: true if the member is a witness.
+    #[prost(bool, tag = "1011")]
+    pub is_witness: bool,
+    /// Ours: true if the member leads and counts the witness, because too few members with data are in step: no
+    /// further machine may be lost now.
+    #[prost(bool, tag = "1012")]
+    pub witness_counts: bool,
 }
 /// Ours: the autopilot of a member, and what it knows while it decides.
 #[derive(Clone, PartialEq, ::prost::Message)]
@@ -984,13 +991,6 @@ pub struct AutopilotMember {
     /// Open connections of clients.
     #[prost(uint64, tag = "9")]
     pub clients: u64,
-    /// Ours: true if the member is a witness.
-    #[prost(bool, tag = "1011")]
-    pub is_witness: bool,
-    /// Ours: true if the member leads and counts the witness, because too few members with data are in step: no
-    /// further machine may be lost now.
-    #[prost(bool, tag = "1012")]
-    pub witness_counts: bool,
 }
 /// Ours: what a feeder knows about an observer.
 #[derive(Clone, PartialEq, Eq, Hash, ::prost::Message)]

@@ -101,6 +101,7 @@ fn an_update_changes_addresses_and_nothing_else() {
         id: 1,
         peer_urls: vec!["http://z:1".to_owned()],
         is_learner: true,
+        is_witness: false,
         name: "one".to_owned(),
         client_urls: vec!["http://a:2379".to_owned()],
     };

@@ -208,8 +208,8 @@ impl World {
         self.places.push(Place::new(seed, number, epoch));
         self.operator.adding.insert(number);
         self.operator.fresh = false;
-        let message =
-            pb::MemberAddRequest { peer_urls: vec![url(number)], is_learner, is_witness: false }.encode_to_vec();
+        let message = pb::MemberAddRequest { peer_urls: vec![url(number)], is_learner, is_witness: false }
+            .encode_to_vec();
         self.operator_call(at, Rpc::ClusterMemberAdd, message, Doing::Add);
     }
 
