@@ -441,7 +441,7 @@ mod tests {
         let mut random = testkit::Random::new(11);
         let in_no_order = || random.below(u64::MAX);
         // Three series that ascend, as the ids that three members make.
-        let in_series = (0..KEYS).map(|key| (key % 3 << 32) + key / 3);
+        let in_series = (0..KEYS).map(|key| ((key % 3) << 32) + key / 3);
         type Keys<'k> = Box<dyn Iterator<Item = u64> + 'k>;
         let orders: [(&str, f64, Keys<'_>); 8] = [
             ("ascending", 1.01, Box::new(0..KEYS)),
