@@ -54,8 +54,11 @@ impl World {
 
     /// Records which members answer a leader.
     pub(crate) fn note_answers(&mut self, to: Host, sender: u64, messages: &[Message]) {
+        // An answer to an earlier leader may have been on its way for long, and raft ignores it.
+        let term = self.checks.standing(to).map(|standing| standing.term.0);
         let is_answer = |message: &Message| {
             matches!(message.r#type(), MessageType::MsgAppResp | MessageType::MsgHeartbeatResp)
+                && message.term == term
         };
         if self.profile.fails(Fault::Autopilot) && messages.iter().any(is_answer) {
             self.autopilot.answered.insert((to, sender), self.now());

@@ -460,6 +460,9 @@ impl Profile {
             // Members count as gone after five election timeouts, and are replaced in several steps.
             self.chaos = self.chaos.max(30 * SECOND);
             self.operator_every = 500 * MILLI;
+            // The replacement after the faults takes so long that thousands of leases would expire together with
+            // the last checks, which then wait for their revocations.
+            self.crowd = 0;
         }
         if self.works(Work::Users) {
             // Staged faults need clients without tokens, and faults that use up space need alarms that any
