@@ -68,12 +68,14 @@ def end(child):
 
 def judge(log, test, code):
     state, seconds, parts = "failed", 0.0, {}
-    for word, name, took in RESULT.findall(log.read_bytes()):
+    text = log.read_bytes()
+    for word, name, took in RESULT.findall(text):
         if name.decode() == test:
             state, seconds = STATES[word], float(took)
         else:
             parts[name.decode().partition("/")[2]] = STATES[word]
-    if code != 0:
+    # etcd counts leaked goroutines after all tests; after one, those of a process that it has just stopped may be left.
+    if code != 0 and not (state == "passed" and b"Unexpected goroutines running after all test(s)" in text):
         state = "failed"
     return Outcome(state, seconds, parts, log)
 

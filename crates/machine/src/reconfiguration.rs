@@ -166,7 +166,7 @@ impl Reconfiguration {
         match self {
             Reconfiguration::Add(member, _) => {
                 let (id, is_learner) = (member.id, member.is_learner);
-                hash.mix_texts([&member.to_json()]);
+                hash.mix_texts([&hashed_text(&member)]);
                 members.by_id.insert(id, member);
                 if is_learner {
                     VoterChange::AddLearner(MemberId(id))
@@ -242,6 +242,24 @@ pub fn learner_json(member: &Member, learners_max: u64) -> String {
     text.pop();
     text.push_str(&format!(r#","{LEARNERS_MAX}":{learners_max}}}"#));
     text
+}
+
+/// Returns the text that stands for an added member in the state hash. Unlike [`Member::to_json`] its fields are
+/// sorted by name, and it must never change.
+fn hashed_text(member: &Member) -> String {
+    let mut object = json!({ "id": member.id, "peerURLs": member.peer_urls });
+    if let Value::Object(fields) = &mut object {
+        if member.is_learner {
+            fields.insert("isLearner".to_owned(), true.into());
+        }
+        if !member.name.is_empty() {
+            fields.insert("name".to_owned(), member.name.as_str().into());
+        }
+        if !member.client_urls.is_empty() {
+            fields.insert("clientURLs".to_owned(), member.client_urls.clone().into());
+        }
+    }
+    object.to_string()
 }
 
 /// Returns the context of a promotion, as etcd writes it: `{"id":N,"peerURLs":null,"isPromote":true}`.
