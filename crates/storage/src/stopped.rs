@@ -110,15 +110,15 @@ impl Stopped {
         let identity = Identity::of(owner);
         let record = log::ShutdownRecord::read(&**disk, &member_dir.join(log::ShutdownRecord::FILE_NAME))?;
         // As a start does, use the log alone if the checkpoint is damaged and the log has every entry.
-        let mut machine =
-            match restore(rules, &checkpoints, manifest.as_ref(), member_dir, &identity, false) {
-                Ok((machine, _)) => machine,
-                Err(error) if error.is_damage() => {
-                    (manifest, unusable) = (None, Some(error));
-                    Machine::new(rules)
-                }
-                Err(error) => return Err(error),
-            };
+        let mut machine = match restore(rules, &checkpoints, manifest.as_ref(), member_dir, &identity, false)
+        {
+            Ok((machine, _)) => machine,
+            Err(error) if error.is_damage() => {
+                (manifest, unusable) = (None, Some(error));
+                Machine::new(rules)
+            }
+            Err(error) => return Err(error),
+        };
         let mut options = log::Options::new(&log_dir, owner.cluster_id, owner.member_id);
         options.by_hand = true;
         options.only_read = true;

@@ -100,7 +100,10 @@ mod tests {
         }
         assert_eq!(terms.runs(), [entry(1, 1), entry(3, 2), entry(5, 7)]);
         let at = |index| terms.at(Index(index));
-        assert_eq!([at(0), at(1), at(2), at(4), at(5)], [None, Some(Term(1)), Some(Term(1)), Some(Term(2)), Some(Term(7))]);
+        assert_eq!(
+            [at(0), at(1), at(2), at(4), at(5)],
+            [None, Some(Term(1)), Some(Term(1)), Some(Term(2)), Some(Term(7))]
+        );
         let mut machine = Machine::new(machine::Rules { learners_max: 1 });
         machine.applied_index = Index(6);
         machine.applied_term = Term(7);

@@ -122,9 +122,7 @@ pub(super) fn answer(shared: &Shared, request: &Request<Bytes>) -> Response<Byte
         "used_bytes": sum(|segment| segment.used_bytes),
     });
     let formats = Formats::of_this_release(shared.data.has_compressed_values());
-    let format = |format: &Format| {
-        json!({ "reads": [format.reads.start(), format.reads.end()], "writes": format.writes })
-    };
+    let format = |format: &Format| json!({ "reads": [format.reads.start(), format.reads.end()], "writes": format.writes });
     let mut page = json!({
         "version": env!("CARGO_PKG_VERSION"),
         "commit": shared.member.commit,
