@@ -163,7 +163,7 @@ pub fn run_in(args: &[OsString], io: &Io) -> u8 {
     }
 }
 
-/// What the flags ask for beside the report.
+/// The values of `--form` and of the flags that belong to it.
 struct Forming {
     order: Order,
     from: Option<PathBuf>,
@@ -219,7 +219,7 @@ fn run_command(session: &mut Session<'_>) -> Result<(), Failure> {
             session.notices.plain(&next);
             Ok(())
         }
-        Some(forming) => form_again(session, &report, forming),
+        Some(forming) => form_again(session, &report, forming, is_json),
     }
 }
 
@@ -244,7 +244,7 @@ fn hold(dir: &Path) -> Result<Vec<Lock>, Failure> {
         match RealDisk.lock_shared(&dir.join(lock)) {
             Ok(lock) => locks.push(lock),
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Err(in_use(dir)),
-            // What cannot be opened is reported when the directory is read.
+            // A file that cannot be opened is reported when the directory is read.
             Err(_) => {}
         }
     }
@@ -373,7 +373,12 @@ fn forming(session: &Session<'_>, rules: Rules) -> Result<Option<Forming>, Failu
 }
 
 /// Forms the cluster again, after everything that speaks against it was checked.
-fn form_again(session: &mut Session<'_>, report: &Report, forming: Forming) -> Result<(), Failure> {
+fn form_again(
+    session: &mut Session<'_>,
+    report: &Report,
+    forming: Forming,
+    is_json: bool,
+) -> Result<(), Failure> {
     let Forming { mut order, from, accepts_loss, marks, others_are_gone } = forming;
     let judgement = &report.judgement;
     let from = match from {
@@ -430,8 +435,21 @@ fn form_again(session: &mut Session<'_>, report: &Report, forming: Forming) -> R
     order.marks = marked.iter().map(|found| found.data_dir.clone()).collect();
     let again = read_again(source, order.rules)?;
     let formed = form(again, position(&report.found), &order)?;
-    let next = said(source, &order, &formed);
-    session.print(&next)
+    if is_json {
+        let Formed { identity, revision, compact_revision, keys } = &formed;
+        let formed = serde_json::json!({
+            "formed_from": source.dir.display().to_string(),
+            "data_dir": order.data_dir.display().to_string(),
+            "cluster_id": format!("{:x}", identity.cluster_id),
+            "member_id": format!("{:x}", identity.member_id),
+            "revision": revision.0,
+            "compact_revision": compact_revision.0,
+            "keys": keys,
+            "marked": order.marks.iter().map(|dir| dir.display().to_string()).collect::<Vec<_>>(),
+        });
+        return session.print(&format!("{formed}\n"));
+    }
+    session.print(&said(source, &order, &formed))
 }
 
 /// Returns an error if it is not for this program to choose: the histories contradict each other, or the newest state

@@ -19,7 +19,7 @@ use numbers::{EntryId, Index};
 
 use super::found::{Found, Kind};
 
-/// What is known from the directories of one cluster.
+/// Conclusions from the directories of one cluster.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Judgement {
     /// Position of the directory with the newest log; that of the shadow with the highest revision if all are
@@ -41,13 +41,13 @@ pub(super) struct Judgement {
     pub lost: Option<Index>,
     /// Directories with a committed entry that the newest log does not have: it is of another history.
     pub contradicting: Vec<usize>,
-    /// How each directory compares with the newest.
+    /// Comparison of each directory with the newest.
     pub relations: Vec<Relation>,
     /// Positions of shadows with revisions above that of the newest log.
     pub shadows_ahead: Vec<usize>,
 }
 
-/// How a directory compares with the one that has the newest log.
+/// Comparison of a directory with the one that has the newest log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Relation {
     /// It has the same entries.
@@ -126,7 +126,7 @@ impl Judgement {
             .collect();
         let heard = all.iter().filter(|found| found.has_log()).map(|found| found.heard).max();
         let lost = heard.filter(|heard| *heard > best.last.index && contradicting.is_empty());
-        // What any directory knows to be committed is committed in the newest log, too, which has it.
+        // An entry that any directory knows to be committed is committed in the newest log, too, which has it.
         let certain = heard.unwrap_or_default().min(best.last.index).max(best.committed.index);
         let maybe = match best.voters.len() {
             0 | 1 => {

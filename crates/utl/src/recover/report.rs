@@ -12,7 +12,7 @@ use storage::stopped::Stopped;
 use super::found::{Found, Kind, member_name};
 use super::judgement::{Judgement, Relation};
 
-/// What the cluster would lose if it was formed from a directory that does not have the newest state.
+/// Revisions that the cluster would lose if it was formed from a directory that does not have the newest state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Loss {
     /// First and last lost revision.
