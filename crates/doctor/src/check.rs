@@ -9,7 +9,7 @@ use cli::{Command, Failure, Io, Program};
 use crate::check_disk::DISK;
 use crate::check_network::NETWORK;
 use crate::connection;
-use crate::doctor::{Run, launch};
+use crate::launch::{Run, launch};
 
 pub(crate) const PROGRAM: Program<Run> = Program {
     root: Command {

@@ -11,9 +11,9 @@ use client::Endpoint;
 use crate::arguments::no_arguments;
 use crate::connection::{Connection, wants_json};
 use crate::disk_trial::{DiskResult, DiskTrial, Pace, ReservedRoom};
-use crate::doctor::{Run, concluded};
 use crate::exposition::Exposition;
-use crate::{connection, doctor, http1, show};
+use crate::launch::{Run, concluded};
+use crate::{connection, http1, launch, show};
 
 const PATH: Flag<String> =
     Flag::text("path", "", "directory to write to: a member's data directory, or one on the same disk");
@@ -78,7 +78,7 @@ async fn run(matches: &Matches, io: &Io) -> Result<(), Failure> {
     let limit = matches.get(LIMIT).as_secs_f64();
     let passed = result.syncs.at(0.99) < limit;
     let output = if is_json { json(&result, limit) } else { text(&result, path, source, limit) };
-    concluded(io, &output, if passed { 0 } else { doctor::COULD_NOT_LOOK })
+    concluded(io, &output, if passed { 0 } else { launch::COULD_NOT_LOOK })
 }
 
 /// Returns the record size in bytes, and a text that says where this size comes from, for the report.

@@ -11,9 +11,9 @@ use client::{Client, Endpoint};
 
 use crate::arguments::no_arguments;
 use crate::connection::{Connection, wants_json};
-use crate::doctor::{Run, concluded};
 use crate::evidence::Unseen;
 use crate::exposition::Exposition;
+use crate::launch::{Run, concluded};
 use crate::network_trial::{NetworkResult, NetworkTrial};
 use crate::{doctor, http1, show};
 
@@ -142,7 +142,7 @@ async fn run(matches: &Matches, io: &Io) -> Result<(), Failure> {
         }
     }
     let limits = NetworkLimits { rtt: matches.get(LIMIT_RTT).as_secs_f64(), loss: matches.get(LIMIT_LOSS) };
-    let code = if report.complaints(limits).is_empty() { 0 } else { doctor::COULD_NOT_LOOK };
+    let code = if report.complaints(limits).is_empty() { 0 } else { launch::COULD_NOT_LOOK };
     concluded(io, &if is_json { report.json(limits) } else { report.text(limits) }, code)
 }
 

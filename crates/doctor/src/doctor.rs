@@ -6,24 +6,21 @@ use std::fs;
 use std::io::{self, Write};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::Path;
-use std::pin::Pin;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use cli::{Command, Failure, Flag, FlagRow, Invocation, Io, Matches, Program};
+use cli::{Command, Failure, Flag, FlagRow, Io, Matches, Program};
 
 use crate::collect::Plan;
 use crate::connection::{self, Connection, wants_json};
-use crate::evidence::Evidence;
 use crate::findings::RULES;
+use crate::launch::{METRICS_ENDPOINTS, Run, launch, metrics_endpoints, no_member_answers, print};
 use crate::limits::{self, Limits};
 use crate::migrate;
 use crate::report::{Health, Report};
 use crate::rule::Rule;
 use crate::upgrade;
 
-/// Exit code if nothing could be examined, the command line is wrong, or a check did not pass.
-pub(crate) const COULD_NOT_LOOK: u8 = 1;
 /// Exit code if a finding of severity error exists.
 const ERRORS: u8 = 5;
 /// Exit code if only warnings were found.
@@ -42,11 +39,6 @@ const WINDOW_MIN: Duration = Duration::from_millis(10);
 const FOR: Flag<Duration> =
     Flag::duration("for", "10s", "how long to observe rates; longer is more reliable");
 const CLUSTER: Flag<bool> = Flag::on("cluster", "examine all members of the cluster, not only --endpoints");
-pub(crate) const METRICS_ENDPOINTS: Flag<Vec<String>> = Flag::list(
-    "metrics-endpoints",
-    "",
-    "URLs of the metrics of each of --endpoints, in the same order, if they are served elsewhere",
-);
 const SAMPLE: Flag<i64> = Flag::int(
     "sample",
     "200",
@@ -122,14 +114,6 @@ pub(crate) const PROGRAM: Program<Run> = Program {
     globals_hint: "",
 };
 
-/// Function of a command. It prints the result. If the result is not good, it returns an error with the exit
-/// code for it.
-#[derive(Clone, Copy)]
-pub(crate) struct Run(pub(crate) for<'c> fn(&'c Matches, &'c Io) -> Running<'c>);
-
-/// Future of a running command.
-pub(crate) type Running<'c> = Pin<Box<dyn Future<Output = Result<(), Failure>> + 'c>>;
-
 /// Runs the command `doctor` in this process and prints the report. `args` are the arguments that follow
 /// `doctor`.
 pub fn run(args: &[OsString]) -> ExitCode {
@@ -143,48 +127,6 @@ pub fn run_in(args: &[OsString], io: &Io) -> u8 {
         Some((word, rest)) if word == UPGRADE => launch(&upgrade::PROGRAM, rest, io),
         _ => launch(&PROGRAM, args, io),
     }
-}
-
-/// Parses the command line, and runs the command to its end on a single-threaded runtime. Returns the exit
-/// code.
-pub(crate) fn launch(program: &Program<Run>, args: &[OsString], io: &Io) -> u8 {
-    let outcome = match program.parse(args, io.text_environment()) {
-        Ok(Invocation::Help(text)) => print(io, &text),
-        Ok(Invocation::Group(matches)) => print(io, &program.help(&matches.path)),
-        Ok(Invocation::Run(matches, run)) => {
-            for reason in &matches.unusable_env {
-                io.err.notice(format!("Warning: {reason}; the variable has no effect\n"));
-            }
-            let runtime = tokio::runtime::Builder::new_current_thread().enable_all().build();
-            runtime.map_err(Failure::error).and_then(|runtime| runtime.block_on(run.0(&matches, io)))
-        }
-        Err(error) => {
-            io.err.notice(format!("Error: {error}\n{}", program.usage(&error.path)));
-            return Failure::ERROR;
-        }
-    };
-    match outcome {
-        Ok(()) => 0,
-        Err(failure) => {
-            if let Some(text) = &failure.text {
-                io.err.notice(format!("Error: {text}\n"));
-            }
-            failure.code
-        }
-    }
-}
-
-/// Prints to standard output. A failed write, for example because the reader has closed the pipe, is not
-/// reported as an error.
-pub(crate) fn print(io: &Io, text: &str) -> Result<(), Failure> {
-    io.out.notice(text);
-    Ok(())
-}
-
-/// Prints a result. Returns an error with the exit code `code` unless it is 0.
-pub(crate) fn concluded(io: &Io, output: &str, code: u8) -> Result<(), Failure> {
-    print(io, output)?;
-    if code == 0 { Ok(()) } else { Err(Failure::said(code)) }
 }
 
 async fn examine(matches: &Matches, io: &Io) -> Result<(), Failure> {
@@ -275,32 +217,6 @@ fn write_page(file: &Path, page: &str) -> io::Result<()> {
     written
 }
 
-/// Returns the URL of each endpoint's metrics, in the order of the endpoints; empty if the endpoints
-/// themselves serve the metrics.
-///
-/// # Errors
-/// Returns an error if the number of URLs differs from the number of endpoints.
-pub(crate) fn metrics_endpoints(matches: &Matches, connection: &Connection) -> Result<Vec<String>, Failure> {
-    let given = matches.get(METRICS_ENDPOINTS).to_vec();
-    if !given.is_empty() && given.len() != connection.settings.endpoints.len() {
-        return Err(Failure::error("--metrics-endpoints must name one URL for each of --endpoints"));
-    }
-    Ok(given)
-}
-
-/// Returns an error that says that no member can be reached, with the reason for each member.
-pub(crate) fn no_member_answers(evidence: &Evidence) -> Failure {
-    let whys: Vec<String> = evidence
-        .members
-        .iter()
-        .filter_map(|member| Some(format!("{}: {}", member.label(), member.reached.as_ref().err()?)))
-        .collect();
-    let whys = whys.join("; ");
-    let is_refused = connection::REFUSALS.iter().any(|refusal| whys.contains(&*refusal.message));
-    let what_to_do = if is_refused { format!("\n{}", connection::WITH_USERS) } else { String::new() };
-    Failure::error(format!("no member can be reached: {whys}{what_to_do}"))
-}
-
 /// Returns the rules that `--only` and `--skip` select.
 fn chosen(matches: &Matches) -> Result<Vec<&'static Rule>, Failure> {
     let (only, skip) = (matches.get(ONLY), matches.get(SKIP));
@@ -320,6 +236,8 @@ fn chosen(matches: &Matches) -> Result<Vec<&'static Rule>, Failure> {
 
 #[cfg(test)]
 mod tests {
+    use cli::Invocation;
+
     use super::*;
 
     #[test]

@@ -35,6 +35,7 @@ mod findings;
 mod fixture;
 mod histogram;
 mod http1;
+mod launch;
 mod limits;
 mod migrate;
 mod network_trial;

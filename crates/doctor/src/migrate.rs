@@ -17,11 +17,11 @@ mod survey;
 mod verdict;
 
 pub(crate) use command::{PROGRAM, WINDOW};
-pub(crate) use next_step::{is_leader, successor, word};
 pub use directory::{Directory, OldKeys};
 pub use findings::{MIGRATION_RULES, MigrationRule};
 pub use look::MigrationPlan;
 pub use next_step::{NextStep, next_step};
+pub(crate) use next_step::{is_leader, successor, word};
 pub use settings::Settings;
 pub use survey::{Hashed, Hashes, Leases, Listed, Product, Survey, View};
 pub(crate) use verdict::SHARED_RULES;

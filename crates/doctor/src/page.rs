@@ -231,7 +231,12 @@ mod tests {
             .unwrap();
         assert_eq!(odd.version.as_deref(), Some("\u{fffd}[2J"));
         assert_eq!((odd.clock_unix_ns, odd.clients), (None, None));
-        for formats in ["1", "{\"log\":{}}", "{\"log\":{\"reads\":[1],\"writes\":2},\"checkpoint\":[]}", "{\"log\":{\"reads\":[-1,\"x\"]}}"] {
+        for formats in [
+            "1",
+            "{\"log\":{}}",
+            "{\"log\":{\"reads\":[1],\"writes\":2},\"checkpoint\":[]}",
+            "{\"log\":{\"reads\":[-1,\"x\"]}}",
+        ] {
             assert_eq!(Page::read(format!("{{\"formats\":{formats}}}").as_bytes()).unwrap().formats, None);
         }
         assert_eq!(odd.large_values, Some(vec![LargeValue::default()]));

@@ -251,11 +251,16 @@ fn next_step(survey: &Survey, to: &OwnRelease) -> Option<NextStep> {
     let endpoint = migrate::word(&member.endpoint);
     if survey.evidence.members.iter().all(|member| to.is_run_by(member) != Some(true)) {
         step.commands.push(format!("mainstay ctl --endpoints={endpoint} snapshot save before-upgrade.db"));
-        step.notes.push("The snapshot is the way back if everything else fails: keep it on another machine.".to_owned());
+        step.notes.push(
+            "The snapshot is the way back if everything else fails: keep it on another machine.".to_owned(),
+        );
     }
     if is_leader && let Some((successor, _)) = migrate::successor(survey, member) {
         step.commands.push(format!("mainstay ctl --endpoints={endpoint} move-leader {:x}", successor.id));
-        step.notes.push(format!("{} becomes the leader; then this member is a follower like the others.", successor.label()));
+        step.notes.push(format!(
+            "{} becomes the leader; then this member is a follower like the others.",
+            successor.label()
+        ));
     }
     step.commands.push("systemctl stop mainstay".to_owned());
     step.commands.push("install NEW_BINARY PATH_OF_MAINSTAY && systemctl start mainstay".to_owned());
@@ -312,7 +317,12 @@ mod tests {
         let mut survey = old();
         let judged = |survey: &Survey| Upgrade::of(survey, own(), &[Settings::default()]);
         let first = judged(&survey);
-        assert_eq!(first.line(), "ready for the next step: 0 of 3 members run 0.2.0 (c0ffee)", "{}", first.text());
+        assert_eq!(
+            first.line(),
+            "ready for the next step: 0 of 3 members run 0.2.0 (c0ffee)",
+            "{}",
+            first.text()
+        );
         let step = first.next.unwrap();
         assert_eq!((&*step.member, step.is_leader), ("m2 (10.0.0.2:2379)", false));
         assert!(step.commands[0].ends_with("snapshot save before-upgrade.db"), "{:?}", step.commands);
@@ -327,7 +337,11 @@ mod tests {
         assert!(step.is_leader && step.commands[0].contains("move-leader"), "{step:?}");
         run(&mut survey, 0, "0.2.0", "c0ffee", true);
         let done = judged(&survey);
-        assert!(done.is_done() && done.next.is_none() && done.line().starts_with("done: 3 of 3"), "{}", done.text());
+        assert!(
+            done.is_done() && done.next.is_none() && done.line().starts_with("done: 3 of 3"),
+            "{}",
+            done.text()
+        );
         assert!(done.json().starts_with("{\"ready\":true,\"done\":true,"), "{}", done.json());
     }
 

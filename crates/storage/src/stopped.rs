@@ -149,6 +149,13 @@ impl Stopped {
         let hard_state = replayed.recovered.hard_state;
         let metadata = manifest.as_ref().map_or(&[][..], |manifest| &manifest.metadata);
         let mut terms = Terms::read(metadata, &machine);
+        let last_index = replayed.recovered.last_index;
+        if last_index < machine.applied_index && terms.first_index().is_some_and(|first| first <= last_index)
+        {
+            // As at a start: the checkpoint was made from this log, which has lost its end.
+            let (last, applied) = (last_index, machine.applied_index);
+            return Err(Inconsistency::LogEndsEarly { log_dir, last, applied }.into());
+        }
         let mut last = EntryId { index: machine.applied_index, term: machine.applied_term };
         let checksums = replayed.entries.iter().map(|entry| crc32c::crc32c(&entry.data)).collect();
         for entry in &replayed.entries {

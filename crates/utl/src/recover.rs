@@ -49,11 +49,16 @@ const COPY: Flag<Vec<String>> = Flag::list(
     "",
     "directories that are earlier copies (backups) of a member's directory: they do not count as that member",
 );
-const DATA_DIR: Flag<String> =
-    Flag::text("data-dir", "", "with --form: data directory of the new cluster's first member, which must not exist yet");
+const DATA_DIR: Flag<String> = Flag::text(
+    "data-dir",
+    "",
+    "with --form: data directory of the new cluster's first member, which must not exist yet",
+);
 const FORM: Flag<bool> = Flag::bool("form", "form the cluster again: a new directory with the only member");
-const FROM: Flag<String> = Flag::text("from", "", "form the cluster from this directory, not from the newest");
-const KEEP_CLUSTER_ID: Flag<bool> = Flag::bool("keep-cluster-id", "keep the cluster's id; by default it gets a new one");
+const FROM: Flag<String> =
+    Flag::text("from", "", "form the cluster from this directory, not from the newest");
+const KEEP_CLUSTER_ID: Flag<bool> =
+    Flag::bool("keep-cluster-id", "keep the cluster's id; by default it gets a new one");
 const MARK: Flag<bool> =
     Flag::bool("mark", "mark the given directories of members, so that no member starts on them again");
 const NAME: Flag<String> = Flag::text("name", "", "with --form: name of the member");
@@ -63,9 +68,13 @@ const OTHERS_ARE_GONE: Flag<bool> = Flag::bool(
 );
 const PEER_URLS: Flag<Vec<String>> =
     Flag::list("initial-advertise-peer-urls", "", "with --form: peer URLs of the member");
-const WAL_DIR: Flag<String> =
-    Flag::text("wal-dir", "", "with --form: directory of the log, if the member will be started with --wal-dir");
-const WRITE_OUT: Flag<String> = Flag::text("write-out", "table", "output format of the report (table, json)").short('w');
+const WAL_DIR: Flag<String> = Flag::text(
+    "wal-dir",
+    "",
+    "with --form: directory of the log, if the member will be started with --wal-dir",
+);
+const WRITE_OUT: Flag<String> =
+    Flag::text("write-out", "table", "output format of the report (table, json)").short('w');
 
 const LONG: &str = "\
 For a cluster that has lost its quorum: reads data directories of members that are not running, of observers and of shadows,
@@ -154,7 +163,7 @@ pub fn run_in(args: &[OsString], io: &Io) -> u8 {
     }
 }
 
-/// What the flags ask for beside the report.
+/// The values of `--form` and of the flags that belong to it.
 struct Forming {
     order: Order,
     from: Option<PathBuf>,
@@ -181,7 +190,9 @@ fn run_command(session: &mut Session<'_>) -> Result<(), Failure> {
         .chain(given.get(COPY).iter().map(|dir| (PathBuf::from(dir), true)))
         .collect();
     if dirs.is_empty() {
-        return Err(Failure::bad_args("recover needs the data directories that are left: mainstay recover DIR..."));
+        return Err(Failure::bad_args(
+            "recover needs the data directories that are left: mainstay recover DIR...",
+        ));
     }
     refuse_twice(&dirs)?;
     let forming = forming(session, rules)?;
@@ -208,7 +219,7 @@ fn run_command(session: &mut Session<'_>) -> Result<(), Failure> {
             session.notices.plain(&next);
             Ok(())
         }
-        Some(forming) => form_again(session, &report, forming),
+        Some(forming) => form_again(session, &report, forming, is_json),
     }
 }
 
@@ -233,7 +244,7 @@ fn hold(dir: &Path) -> Result<Vec<Lock>, Failure> {
         match RealDisk.lock_shared(&dir.join(lock)) {
             Ok(lock) => locks.push(lock),
             Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => return Err(in_use(dir)),
-            // What cannot be opened is reported when the directory is read.
+            // A file that cannot be opened is reported when the directory is read.
             Err(_) => {}
         }
     }
@@ -283,7 +294,10 @@ fn read_again(found: &Found, rules: Rules) -> Result<found::Source, Failure> {
         Unread::Unusable(why) => Failure::error(format!("{}: {why}", found.dir.display())),
     })?;
     if again.found.last != found.last {
-        return Err(Failure::error(format!("{} has changed meanwhile: run the same command again", found.dir.display())));
+        return Err(Failure::error(format!(
+            "{} has changed meanwhile: run the same command again",
+            found.dir.display()
+        )));
     }
     Ok(again)
 }
@@ -311,14 +325,20 @@ fn forming(session: &Session<'_>, rules: Rules) -> Result<Option<Forming>, Failu
         };
     }
     let (Some(data_dir), Some(name)) = (text(DATA_DIR), text(NAME)) else {
-        return Err(Failure::bad_args("--form requires --data-dir, --name and --initial-advertise-peer-urls"));
+        return Err(Failure::bad_args(
+            "--form requires --data-dir, --name and --initial-advertise-peer-urls",
+        ));
     };
     let peer_urls = given.get(PEER_URLS);
     if peer_urls.is_empty() {
-        return Err(Failure::bad_args("--form requires --data-dir, --name and --initial-advertise-peer-urls"));
+        return Err(Failure::bad_args(
+            "--form requires --data-dir, --name and --initial-advertise-peer-urls",
+        ));
     }
     let peer_urls = peer_urls.iter().map(|url| {
-        Url::parse(url).map(|url| url.as_str().to_owned()).map_err(|error| Failure::bad_args(error.to_string()))
+        Url::parse(url)
+            .map(|url| url.as_str().to_owned())
+            .map_err(|error| Failure::bad_args(error.to_string()))
     });
     let peer_urls = peer_urls.collect::<Result<Vec<String>, Failure>>()?;
     let data_dir = PathBuf::from(data_dir);
@@ -353,7 +373,12 @@ fn forming(session: &Session<'_>, rules: Rules) -> Result<Option<Forming>, Failu
 }
 
 /// Forms the cluster again, after everything that speaks against it was checked.
-fn form_again(session: &mut Session<'_>, report: &Report, forming: Forming) -> Result<(), Failure> {
+fn form_again(
+    session: &mut Session<'_>,
+    report: &Report,
+    forming: Forming,
+    is_json: bool,
+) -> Result<(), Failure> {
     let Forming { mut order, from, accepts_loss, marks, others_are_gone } = forming;
     let judgement = &report.judgement;
     let from = match from {
@@ -410,8 +435,21 @@ fn form_again(session: &mut Session<'_>, report: &Report, forming: Forming) -> R
     order.marks = marked.iter().map(|found| found.data_dir.clone()).collect();
     let again = read_again(source, order.rules)?;
     let formed = form(again, position(&report.found), &order)?;
-    let next = said(source, &order, &formed);
-    session.print(&next)
+    if is_json {
+        let Formed { identity, revision, compact_revision, keys } = &formed;
+        let formed = serde_json::json!({
+            "formed_from": source.dir.display().to_string(),
+            "data_dir": order.data_dir.display().to_string(),
+            "cluster_id": format!("{:x}", identity.cluster_id),
+            "member_id": format!("{:x}", identity.member_id),
+            "revision": revision.0,
+            "compact_revision": compact_revision.0,
+            "keys": keys,
+            "marked": order.marks.iter().map(|dir| dir.display().to_string()).collect::<Vec<_>>(),
+        });
+        return session.print(&format!("{formed}\n"));
+    }
+    session.print(&said(source, &order, &formed))
 }
 
 /// Returns an error if it is not for this program to choose: the histories contradict each other, or the newest state
@@ -425,7 +463,10 @@ fn refuse_doubtful(report: &Report) -> Result<(), Failure> {
         return refused("the directories have two histories, as said above".to_owned());
     }
     if newest.is_corrupt {
-        return refused(format!("{} is the newest, but its data may be wrong, as said above", newest.dir.display()));
+        return refused(format!(
+            "{} is the newest, but its data may be wrong, as said above",
+            newest.dir.display()
+        ));
     }
     if newest.kind == Kind::Shadow || !judgement.shadows_ahead.is_empty() {
         return refused(
@@ -439,7 +480,8 @@ fn refuse_doubtful(report: &Report) -> Result<(), Failure> {
 /// Returns an error if old members whose directories are not marked are enough to elect a leader.
 fn refuse_second_leader(report: &Report, marked: &[&Found]) -> Result<(), Failure> {
     let newest = &report.found[report.judgement.newest];
-    let is_marked = |id: &u64| marked.iter().any(|found| found.kind == Kind::Member && found.member_id == *id);
+    let is_marked =
+        |id: &u64| marked.iter().any(|found| found.kind == Kind::Member && found.member_id == *id);
     for voters in &newest.voters {
         let (stopped, free): (Vec<u64>, Vec<u64>) = voters.iter().copied().partition(|id| is_marked(id));
         if 2 * free.len() > voters.len() {
@@ -483,7 +525,11 @@ impl Report {
             "Next: bring more directories if there are any, or form the cluster again: add {}--form --mark --data-dir NEW --name \
              {name} --initial-advertise-peer-urls {}\n",
             if judgement.is_complete { "" } else { "--accept-loss " },
-            newest.members.by_id.get(&newest.member_id).map_or("URL".to_owned(), |member| member.peer_urls.join(","))
+            newest
+                .members
+                .by_id
+                .get(&newest.member_id)
+                .map_or("URL".to_owned(), |member| member.peer_urls.join(","))
         )
     }
 }

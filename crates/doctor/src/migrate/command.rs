@@ -12,7 +12,7 @@ use super::verdict::Verdict;
 use crate::arguments::no_arguments;
 use crate::collect::Plan;
 use crate::connection::{self, Connection, wants_json};
-use crate::doctor::{
+use crate::launch::{
     COULD_NOT_LOOK, METRICS_ENDPOINTS, Run, concluded, metrics_endpoints, no_member_answers,
 };
 

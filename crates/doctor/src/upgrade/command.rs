@@ -7,7 +7,9 @@ use super::{OwnRelease, Upgrade, process};
 use crate::arguments::no_arguments;
 use crate::collect::Plan;
 use crate::connection::{self, Connection, wants_json};
-use crate::doctor::{COULD_NOT_LOOK, METRICS_ENDPOINTS, Run, concluded, metrics_endpoints, no_member_answers};
+use crate::launch::{
+    COULD_NOT_LOOK, METRICS_ENDPOINTS, Run, concluded, metrics_endpoints, no_member_answers,
+};
 use crate::migrate::{MigrationPlan, Product, Settings, WINDOW};
 
 const CONFIG_FILE: Flag<String> = Flag::text(
@@ -60,9 +62,9 @@ async fn run(matches: &Matches, io: &Io) -> Result<(), Failure> {
     let is_json = wants_json(matches)?;
     let mut settings = Vec::new();
     for pid in matches.get(PID) {
-        let number = pid.parse().map_err(|_| {
-            Failure::error(format!("--pid takes process ids, not {}", cli::go::quote(pid)))
-        })?;
+        let number = pid
+            .parse()
+            .map_err(|_| Failure::error(format!("--pid takes process ids, not {}", cli::go::quote(pid))))?;
         settings.push(process::settings(number)?);
     }
     let config_file = matches.get(CONFIG_FILE);
@@ -72,7 +74,8 @@ async fn run(matches: &Matches, io: &Io) -> Result<(), Failure> {
     let connection = Connection::of(matches).await?;
     let metrics_endpoints = metrics_endpoints(matches, &connection)?;
     let plan = Plan { connection, metrics_endpoints, whole_cluster: true, window: WINDOW, sample_keys: 0 };
-    let plan = MigrationPlan { plan, to: Product::Mainstay, data_dir: None, wal_dir: None, config_file: None };
+    let plan =
+        MigrationPlan { plan, to: Product::Mainstay, data_dir: None, wal_dir: None, config_file: None };
     let survey = plan.collect().await.map_err(Failure::error)?;
     let upgrade = Upgrade::of(&survey, OwnRelease::of_this_program(), &settings);
     if survey.evidence.members.iter().all(|member| member.reached.is_err()) {

@@ -44,7 +44,10 @@ fn arguments(words: &[u8]) -> Option<Vec<String>> {
 
 fn variables(environment: &[u8]) -> Vec<(String, String)> {
     let pairs = environment.split(|byte| *byte == 0).filter_map(|pair| std::str::from_utf8(pair).ok());
-    pairs.filter_map(|pair| pair.split_once('=')).map(|(name, value)| (name.to_owned(), value.to_owned())).collect()
+    pairs
+        .filter_map(|pair| pair.split_once('='))
+        .map(|(name, value)| (name.to_owned(), value.to_owned()))
+        .collect()
 }
 
 #[cfg(test)]

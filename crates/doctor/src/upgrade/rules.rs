@@ -13,7 +13,13 @@ const TEXTS_MAX: usize = 50;
 
 /// Applies all rules.
 pub(super) fn judge(survey: &Survey, to: &OwnRelease, settings: &[Settings]) -> Vec<Finding> {
-    let found = [not_mainstay(survey), newer(survey), cluster_version(survey, to), way_back(survey), refused(settings)];
+    let found = [
+        not_mainstay(survey),
+        newer(survey),
+        cluster_version(survey, to),
+        way_back(survey),
+        refused(settings),
+    ];
     found.into_iter().flatten().collect()
 }
 
@@ -41,7 +47,8 @@ fn newer(survey: &Survey) -> Option<Finding> {
         {
             if !own.reads.contains(&theirs.writes) {
                 let (first, last) = (own.reads.start(), own.reads.end());
-                let text = format!("its {what} have format {}, this release reads {first} to {last}", theirs.writes);
+                let text =
+                    format!("its {what} have format {}, this release reads {first} to {last}", theirs.writes);
                 facts.add(Severity::Error, Fact::of(member, text));
             }
         }
@@ -50,7 +57,10 @@ fn newer(survey: &Survey) -> Option<Finding> {
         "formats",
         "this release cannot read the files of some members",
         "Started on such a directory it refuses, and changes nothing there.",
-        &["use a release that is at least as new as that of the members", "to go down all the same: add members with empty directories"],
+        &[
+            "use a release that is at least as new as that of the members",
+            "to go down all the same: add members with empty directories",
+        ],
     )
 }
 
@@ -63,7 +73,10 @@ fn cluster_version(survey: &Survey, to: &OwnRelease) -> Option<Finding> {
     let cluster = survey.cluster_release()?;
     let mut facts = Facts::default();
     if cluster > own {
-        let text = format!("the cluster has version {}.{}, this release offers at most {}.{}", cluster.0, cluster.1, own.0, own.1);
+        let text = format!(
+            "the cluster has version {}.{}, this release offers at most {}.{}",
+            cluster.0, cluster.1, own.0, own.1
+        );
         facts.add(Severity::Error, Fact::all(text));
     }
     facts.found(
@@ -92,7 +105,11 @@ fn way_back(survey: &Survey) -> Option<Finding> {
             [("log", &theirs.log, &own.log), ("checkpoints", &theirs.checkpoint, &own.checkpoint)]
         {
             if !theirs.reads.contains(&own.writes) {
-                let text = format!("this release writes {what} of format {}, its present one reads up to {}", own.writes, theirs.reads.end());
+                let text = format!(
+                    "this release writes {what} of format {}, its present one reads up to {}",
+                    own.writes,
+                    theirs.reads.end()
+                );
                 facts.add(Severity::Warning, Fact::of(member, text));
             }
         }
@@ -159,7 +176,8 @@ mod tests {
     fn members_of_etcd_and_of_later_releases() {
         assert_eq!(names(&mixed())[0], ("not-mainstay", Severity::Error));
         let mut survey = all_mainstay();
-        let later = Formats { checkpoint: Format { reads: 1..=99, writes: 99 }, ..Formats::of_this_release(false) };
+        let later =
+            Formats { checkpoint: Format { reads: 1..=99, writes: 99 }, ..Formats::of_this_release(false) };
         tells(&mut survey, 1, Some(later));
         assert_eq!(names(&survey), [("formats", Severity::Error)]);
         set_cluster_version(&mut survey, "3.8.0");
@@ -174,13 +192,20 @@ mod tests {
         tells(&mut survey, 2, Some(Formats::of_this_release(false)));
         let found = judge(&survey, &own(), &[]);
         assert_eq!(found.len(), 1);
-        assert_eq!((found[0].name, found[0].severity, found[0].facts.len()), ("no-way-back", Severity::Warning, 1));
+        assert_eq!(
+            (found[0].name, found[0].severity, found[0].facts.len()),
+            ("no-way-back", Severity::Warning, 1)
+        );
         assert!(found[0].facts[0].line().starts_with("m2 "), "{:?}", found[0].facts);
     }
 
     #[test]
     fn settings_that_are_refused() {
-        let settings = Settings { path: "process 7".to_owned(), refusals: vec!["bad".to_owned()], ..Settings::default() };
+        let settings = Settings {
+            path: "process 7".to_owned(),
+            refusals: vec!["bad".to_owned()],
+            ..Settings::default()
+        };
         let found = judge(&all_mainstay(), &own(), &[Settings::default(), settings]);
         assert_eq!((found[0].name, found[0].severity), ("changed-settings", Severity::Error));
         assert_eq!(found[0].facts[0].line(), "process 7: bad");

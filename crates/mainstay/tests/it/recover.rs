@@ -146,7 +146,10 @@ fn the_newest_directory_is_found_and_the_cluster_formed_again_without_a_second_l
         assert_eq!(alone["complete"], false, "{alone}");
         let flags = form(&cluster, leader, &[]);
         let said = refused(&cluster, &dirs[early..=early], &words(&flags));
-        assert!(said.contains("acknowledged writes may be missing") && !cluster.dir.join("new").exists(), "{said}");
+        assert!(
+            said.contains("acknowledged writes may be missing") && !cluster.dir.join("new").exists(),
+            "{said}"
+        );
         // The id is kept only if no majority of the old members can start.
         let two = [dirs[leader], dirs[early]];
         for flags in [vec!["--keep-cluster-id"], vec!["--keep-cluster-id", "--bump-revision=0"]] {
@@ -282,11 +285,18 @@ fn damaged_copied_and_contradicting_directories_are_not_taken_for_what_they_are_
         // The record behind the flipped bytes proves that they were synced.
         flip(&cluster.slots[2].data_dir.join("member/log/0000000000000000.seg"), 4096 + 80);
         let found = report(&cluster, &["m0", "m1", "m2"]);
-        assert_eq!((&found["complete"], &found["unusable"][0]["directory"]), (&true.into(), &"m2".into()), "{found}");
+        assert_eq!(
+            (&found["complete"], &found["unusable"][0]["directory"]),
+            (&true.into(), &"m2".into()),
+            "{found}"
+        );
         let found = report(&cluster, &["m0", "m2"]);
         assert_eq!(found["complete"], false, "{found}");
         let said = refused(&cluster, &["m2", "nothing"], &[]);
-        assert!(said.contains("no directory can be used") && said.contains("nothing does not exist"), "{said}");
+        assert!(
+            said.contains("no directory can be used") && said.contains("nothing does not exist"),
+            "{said}"
+        );
 
         // One member was started alone by --force-new-cluster, and the others went on.
         let mut forced = cluster.command(1);
@@ -353,7 +363,10 @@ fn a_recovery_that_is_killed_at_any_moment_leaves_no_two_that_can_start() {
             // It may have ended by itself.
             let _ = child.kill();
             killed += u32::from(child.wait().expect("it ends").signal() == Some(libc::SIGKILL));
-            assert!(!new.exists() || marks() == 3, "the new directory appears only when no old member can start");
+            assert!(
+                !new.exists() || marks() == 3,
+                "the new directory appears only when no old member can start"
+            );
             after = (after + std::time::Duration::from_millis(1)) * 3 / 2;
         }
         println!("{killed} were killed");
@@ -381,7 +394,8 @@ fn a_full_disk_ends_a_recovery_with_nothing_changed() {
         }
         cluster.kill(0);
         let Some(disk) = SmallDisk::mount(&cluster.dir, 40 * MIB) else {
-            let words = "SKIPPED a_full_disk_ends_a_recovery_with_nothing_changed: mounting a tmpfs needs root";
+            let words =
+                "SKIPPED a_full_disk_ends_a_recovery_with_nothing_changed: mounting a tmpfs needs root";
             writeln!(std::io::stderr(), "{words}").expect("standard error is open");
             return;
         };

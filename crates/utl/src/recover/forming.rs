@@ -51,7 +51,8 @@ pub(super) struct Formed {
 /// Returns the position at which the new log begins: after every entry, and in a later term than every member, of
 /// which the directories tell.
 pub(super) fn position(found: &[Found]) -> EntryId {
-    let index = found.iter().filter(|found| found.has_log()).map(|found| found.heard.max(found.last.index)).max();
+    let index =
+        found.iter().filter(|found| found.has_log()).map(|found| found.heard.max(found.last.index)).max();
     let term = found.iter().filter(|found| found.has_log()).map(|found| found.term).max();
     EntryId {
         index: Index(index.unwrap_or_default().0.saturating_add(INDEX_STEP)),
@@ -78,8 +79,12 @@ pub(super) fn form(source: Source, position: EntryId, order: &Order) -> Result<F
         false => new_id(|id| id == 0 || id == found.cluster_id),
     };
     let identity = Identity { member_id, cluster_id };
-    let member =
-        Member { id: member_id, peer_urls: order.peer_urls.clone(), name: order.name.clone(), ..Member::default() };
+    let member = Member {
+        id: member_id,
+        peer_urls: order.peer_urls.clone(),
+        name: order.name.clone(),
+        ..Member::default()
+    };
     let removed: BTreeSet<u64> = match order.keeps_cluster_id {
         true => old.removed.iter().chain(old.by_id.keys()).chain([&found.member_id]).copied().collect(),
         false => BTreeSet::new(),
@@ -204,9 +209,9 @@ fn place(target: &mut Target, wal: Option<Target>, order: &Order) -> Result<(), 
     }
     let undone = match target.remove() {
         Err(error) => Err(format!("cannot remove {}: {error}", target.making().display())),
-        Ok(()) => marked
-            .iter()
-            .try_for_each(|member_dir| recovered::unmark(&RealDisk, member_dir).map_err(|error| error.to_string())),
+        Ok(()) => marked.iter().try_for_each(|member_dir| {
+            recovered::unmark(&RealDisk, member_dir).map_err(|error| error.to_string())
+        }),
     };
     let text = failure.text.unwrap_or_default();
     Err(match undone {

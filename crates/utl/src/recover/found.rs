@@ -9,12 +9,13 @@ use disk::{Disk, OverlayDisk, RealDisk};
 use machine::{Members, Rules};
 use numbers::{EntryId, Index, Revision, Term};
 use storage::DataDirError;
+use storage::exported;
 use storage::observer_mark;
 use storage::recovered;
 use storage::stopped::Stopped;
 use storage::terms::Terms;
 
-/// What a directory is of, which decides what its state says about the cluster.
+/// Origin of a directory. It decides what the state of the directory says about the cluster.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Kind {
     /// The directory of a member, as the member has left it.
@@ -130,7 +131,10 @@ impl Found {
         } else {
             stopped.identity.cluster_id
         };
-        let kind = match (is_shadow, is_observer, is_copy) {
+        // A member that was exported may have gone on as one of etcd.
+        let is_exported =
+            disk.exists(&member_dir.join(exported::MARK_NAME)).map_err(|error| unusable(&error))?;
+        let kind = match (is_shadow, is_observer, is_copy || is_exported) {
             (true, ..) => Kind::Shadow,
             (_, true, _) => Kind::Observer,
             (_, _, true) => Kind::Copy,

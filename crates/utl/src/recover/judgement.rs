@@ -19,7 +19,7 @@ use numbers::{EntryId, Index};
 
 use super::found::{Found, Kind};
 
-/// What is known from the directories of one cluster.
+/// Conclusions from the directories of one cluster.
 #[derive(Debug, PartialEq, Eq)]
 pub(super) struct Judgement {
     /// Position of the directory with the newest log; that of the shadow with the highest revision if all are
@@ -41,13 +41,13 @@ pub(super) struct Judgement {
     pub lost: Option<Index>,
     /// Directories with a committed entry that the newest log does not have: it is of another history.
     pub contradicting: Vec<usize>,
-    /// How each directory compares with the newest.
+    /// Comparison of each directory with the newest.
     pub relations: Vec<Relation>,
     /// Positions of shadows with revisions above that of the newest log.
     pub shadows_ahead: Vec<usize>,
 }
 
-/// How a directory compares with the one that has the newest log.
+/// Comparison of a directory with the one that has the newest log.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) enum Relation {
     /// It has the same entries.
@@ -111,10 +111,10 @@ impl Judgement {
                 shadows_ahead: Vec::new(),
             });
         };
-        let is_present = |id: &u64| {
-            all.iter().any(|found| found.kind == Kind::Member && found.member_id == *id)
-        };
-        let is_majority = |voters: &Vec<u64>| 2 * voters.iter().filter(|id| is_present(id)).count() > voters.len();
+        let is_present =
+            |id: &u64| all.iter().any(|found| found.kind == Kind::Member && found.member_id == *id);
+        let is_majority =
+            |voters: &Vec<u64>| 2 * voters.iter().filter(|id| is_present(id)).count() > voters.len();
         let voters = best.voters.last().cloned().unwrap_or_default();
         let (present, absent): (Vec<u64>, Vec<u64>) = voters.iter().copied().partition(is_present);
         let quorum = voters.len() / 2 + 1;
@@ -126,7 +126,7 @@ impl Judgement {
             .collect();
         let heard = all.iter().filter(|found| found.has_log()).map(|found| found.heard).max();
         let lost = heard.filter(|heard| *heard > best.last.index && contradicting.is_empty());
-        // What any directory knows to be committed is committed in the newest log, too, which has it.
+        // An entry that any directory knows to be committed is committed in the newest log, too, which has it.
         let certain = heard.unwrap_or_default().min(best.last.index).max(best.committed.index);
         let maybe = match best.voters.len() {
             0 | 1 => {
@@ -146,9 +146,12 @@ impl Judgement {
             }
             _ => best.last.index,
         };
-        let is_complete =
-            contradicting.is_empty() && lost.is_none() && !best.voters.is_empty() && best.voters.iter().all(is_majority);
-        let ahead = |(_, found): &&(usize, &Found)| found.kind == Kind::Shadow && found.revision > best.revision;
+        let is_complete = contradicting.is_empty()
+            && lost.is_none()
+            && !best.voters.is_empty()
+            && best.voters.iter().all(is_majority);
+        let ahead =
+            |(_, found): &&(usize, &Found)| found.kind == Kind::Shadow && found.revision > best.revision;
         let shadows_ahead = numbered.iter().filter(ahead).map(|(at, _)| *at).collect();
         Some(Judgement {
             newest,
@@ -324,10 +327,8 @@ mod tests {
 
     #[test]
     fn a_majority_is_needed_of_every_set_of_voters_on_the_way() {
-        let grown = |id| Found {
-            voters: vec![vec![1], vec![1, 2], vec![1, 2, 3]],
-            ..member(id, &[(1, 1)], 30, 5)
-        };
+        let grown =
+            |id| Found { voters: vec![vec![1], vec![1, 2], vec![1, 2, 3]], ..member(id, &[(1, 1)], 30, 5) };
         let all = [grown(2), grown(3)];
         // Members 2 and 3 are a majority of three, but member 1 alone may have committed what they lack.
         assert!(!judged(&all).is_complete);
@@ -348,7 +349,11 @@ mod tests {
     fn entries_that_are_known_to_be_committed_and_are_nowhere_are_lost() {
         let all = [Found { heard: Index(30), ..member(1, &[(1, 1)], 20, 20) }, member(2, &[(1, 1)], 18, 5)];
         let found = judged(&all);
-        assert_eq!((found.lost, found.is_complete), (Some(Index(30)), false), "though two of three are there");
+        assert_eq!(
+            (found.lost, found.is_complete),
+            (Some(Index(30)), false),
+            "though two of three are there"
+        );
     }
 
     #[test]

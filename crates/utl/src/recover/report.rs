@@ -12,7 +12,7 @@ use storage::stopped::Stopped;
 use super::found::{Found, Kind, member_name};
 use super::judgement::{Judgement, Relation};
 
-/// What the cluster would lose if it was formed from a directory that does not have the newest state.
+/// Revisions that the cluster would lose if it was formed from a directory that does not have the newest state.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub(super) struct Loss {
     /// First and last lost revision.
@@ -79,7 +79,8 @@ impl Report {
         };
         match relation {
             Relation::Differs { common, own, .. } => {
-                let _ = write!(text, "; differs after entry {common}, has {} of its own", counted(own, "entry"));
+                let _ =
+                    write!(text, "; differs after entry {common}, has {} of its own", counted(own, "entry"));
             }
             Relation::Unclear => text.push_str("; its last entries cannot be compared"),
             Relation::Apart if self.newest().kind != Kind::Shadow => text.push_str("; users and roles"),
@@ -91,7 +92,16 @@ impl Report {
     /// Returns the table, followed by what it means.
     pub(super) fn text(&self) -> String {
         let mut table = Table::new([
-            "directory", "of", "member", "term", "last entry", "committed", "revision", "compacted", "keys", "would lose",
+            "directory",
+            "of",
+            "member",
+            "term",
+            "last entry",
+            "committed",
+            "revision",
+            "compacted",
+            "keys",
+            "would lose",
         ]);
         for (at, found) in self.found.iter().enumerate() {
             table.row(vec![
@@ -99,10 +109,18 @@ impl Report {
                 found.kind.word().to_owned(),
                 found.name(),
                 found.term.to_string(),
-                if found.has_log() { format!("{} of term {}", found.last.index, found.last.term) } else { String::new() },
+                if found.has_log() {
+                    format!("{} of term {}", found.last.index, found.last.term)
+                } else {
+                    String::new()
+                },
                 if found.has_log() { found.heard.to_string() } else { String::new() },
                 found.revision.to_string(),
-                if found.compact_revision < Revision(0) { String::new() } else { found.compact_revision.to_string() },
+                if found.compact_revision < Revision(0) {
+                    String::new()
+                } else {
+                    found.compact_revision.to_string()
+                },
                 found.keys.to_string(),
                 self.loses(at),
             ]);
@@ -146,7 +164,11 @@ impl Report {
             "Newest: {} of {}, {}revision {}.",
             newest.dir.display(),
             newest.name(),
-            if newest.has_log() { format!("entry {} of term {}, ", newest.last.index, newest.last.term) } else { String::new() },
+            if newest.has_log() {
+                format!("entry {} of term {}, ", newest.last.index, newest.last.term)
+            } else {
+                String::new()
+            },
             newest.revision
         ));
         lines.extend(self.certainty());
@@ -166,7 +188,10 @@ impl Report {
         let newest = self.newest();
         let mut lines = Vec::new();
         if !newest.has_log() {
-            lines.push("These are only shadows: whether they have every acknowledged write cannot be known.".to_owned());
+            lines.push(
+                "These are only shadows: whether they have every acknowledged write cannot be known."
+                    .to_owned(),
+            );
             return lines;
         }
         for at in &judgement.contradicting {
