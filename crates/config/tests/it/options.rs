@@ -386,6 +386,7 @@ fn the_table_has_every_flag_of_etcd_with_its_group_and_default() {
                 flag.name,
                 "zone"
                     | "feed"
+                    | "initial-cluster-witness"
                     | "zone-networks"
                     | "zone-member-list"
                     | "value-compression"
