@@ -225,7 +225,7 @@ mod tests {
     fn urls_and_filters_are_counted() {
         let urls = |n: usize| vec![String::new(); n];
         for (n, is_much) in [(0, false), (MEMBER_URLS_MAX, false), (MEMBER_URLS_MAX + 1, true)] {
-            let add = MemberAddRequest { peer_urls: urls(n), is_learner: true };
+            let add = MemberAddRequest { peer_urls: urls(n), is_learner: true, is_witness: false };
             assert_eq!(has_too_many_urls(&add.encode_to_vec(), 1), is_much);
             let update = MemberUpdateRequest { id: 7, peer_urls: urls(n) };
             assert_eq!(has_too_many_urls(&update.encode_to_vec(), 2), is_much);

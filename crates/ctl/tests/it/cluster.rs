@@ -18,6 +18,7 @@ fn members() -> Vec<pb::Member> {
         peer_urls: vec![format!("http://{host}:2380")],
         client_urls: if name.is_empty() { Vec::new() } else { vec![format!("http://{host}:2379")] },
         is_learner: false,
+        is_witness: false,
     };
     vec![
         member(0x8e9e05c52164694d, "default", "10.0.0.1"),

@@ -56,6 +56,11 @@ impl Cluster {
         self.change(kind, node, Member { id: node, peer_urls, is_learner, ..Member::default() }.to_json())
     }
 
+    fn witness(&mut self, kind: i32, node: u64) -> Result<VoterChange, Status> {
+        let peer_urls = vec![format!("http://w{node}:2380")];
+        self.change(kind, node, Member { id: node, peer_urls, is_witness: true, ..Member::default() }.to_json())
+    }
+
     fn promote(&mut self, node: u64) -> Result<VoterChange, Status> {
         self.change(ADD, node, promotion_json(node))
     }
@@ -89,6 +94,28 @@ fn members_come_are_promoted_move_and_leave() {
 }
 
 #[test]
+fn one_witness_beside_two_members_with_data() {
+    let mut cluster = Cluster::new(1);
+    cluster.member(ADD, 1, &["a"]).unwrap();
+    assert_eq!(cluster.witness(ADD, 9), Err(error::TOO_FEW_MEMBERS_FOR_WITNESS));
+    cluster.member(ADD_LEARNER, 2, &["b"]).unwrap();
+    assert_eq!(cluster.witness(ADD, 9), Err(error::TOO_FEW_MEMBERS_FOR_WITNESS), "a learner has no vote");
+    cluster.promote(2).unwrap();
+    assert_eq!(cluster.witness(ADD_LEARNER, 9), Err(error::WITNESS_IS_NO_LEARNER));
+    assert_eq!(cluster.witness(ADD, 9), Ok(VoterChange::AddVoter(MemberId(9))));
+    assert_eq!(cluster.witness(ADD, 8), Err(error::TOO_MANY_WITNESSES));
+    assert_eq!((cluster.machine.members.witness(), cluster.machine.members.data_voters()), (Some(9), vec![1, 2]));
+    // It keeps its kind when its address changes, and a lost member can be replaced beside it.
+    cluster.member(UPDATE, 9, &["w"]).unwrap();
+    assert!(cluster.machine.members.is_witness(9));
+    assert_eq!(cluster.remove(1), Ok(VoterChange::Remove(MemberId(1))));
+    assert_eq!(cluster.remove(2), Err(error::MEMBER_NOT_ENOUGH_STARTED), "the witness has no keys");
+    cluster.member(ADD, 3, &["c"]).unwrap();
+    assert_eq!(cluster.remove(9), Ok(VoterChange::Remove(MemberId(9))));
+    assert_eq!(cluster.machine.members.witness(), None);
+}
+
+#[test]
 fn an_update_changes_addresses_and_nothing_else() {
     let mut cluster = Cluster::new(1);
     cluster.member(ADD_LEARNER, 1, &["a"]).unwrap();
@@ -101,6 +128,7 @@ fn an_update_changes_addresses_and_nothing_else() {
         id: 1,
         peer_urls: vec!["http://z:1".to_owned()],
         is_learner: true,
+        is_witness: false,
         name: "one".to_owned(),
         client_urls: vec!["http://a:2379".to_owned()],
     };

@@ -110,7 +110,7 @@ fn a_leader_asks_a_quorum_as_soon_as_there_is_another_voter() {
     world.until("it is alone", |world| renewed_at_once(world, leader, lease).is_some());
     // The new member never starts, so there is no quorum from here on.
     let peer_urls = vec!["http://10.0.1.9:2380".to_owned()];
-    let add = MemberAddRequest { peer_urls, is_learner: false };
+    let add = MemberAddRequest { peer_urls, is_learner: false, is_witness: false };
     let _: MemberAddResponse = world.call(leader, Rpc::ClusterMemberAdd, &add).expect("is added");
     let mut renewal = Box::pin(world.member(leader).renew(LeaseId(lease)));
     assert_eq!(within(&mut world, Duration::from_millis(300), &mut renewal), None);

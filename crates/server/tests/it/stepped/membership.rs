@@ -134,7 +134,7 @@ fn a_member_is_added_again_through_one_that_has_yet_to_hear_of_its_removal() {
         let _: MemberRemoveResponse =
             world.call(leader, Rpc::ClusterMemberRemove, &remove).expect("is removed");
         assert!(world.member(follower).probe().voters.contains(&id), "it has heard of it already");
-        let add = MemberAddRequest { peer_urls: member.peer_urls, is_learner: false };
+        let add = MemberAddRequest { peer_urls: member.peer_urls, is_learner: false, is_witness: false };
         let added: MemberAddResponse = world.call(follower, Rpc::ClusterMemberAdd, &add).expect("is added");
         assert_eq!(added.members.len(), 3);
         let again: Result<MemberAddResponse, _> = world.call(follower, Rpc::ClusterMemberAdd, &add);
@@ -364,7 +364,7 @@ fn a_second_learner_is_refused_while_a_member_may_run_etcd() {
         world.until("time has gone by", |world| world.places[0].clock.elapsed() >= until);
         let add = |world: &mut World, at: usize, number: usize| {
             let peer_urls = vec![format!("http://10.0.1.{number}:2380")];
-            let request = MemberAddRequest { peer_urls, is_learner: true };
+            let request = MemberAddRequest { peer_urls, is_learner: true, is_witness: false };
             world.call::<_, MemberAddResponse>(at, Rpc::ClusterMemberAdd, &request)
         };
         add(&mut world, 0, 1).expect("every etcd allows one");
