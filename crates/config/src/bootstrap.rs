@@ -285,3 +285,42 @@ fn print(urls_by_name: &BTreeMap<String, Vec<Url>>) -> String {
     pairs.sort();
     pairs.join(",")
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const CLUSTER: &str = "a=http://a:1,b=http://b:1,w=http://w:1";
+
+    fn of(name: &str, witness: &str) -> Result<Bootstrap, BootstrapError> {
+        Bootstrap::of(name, &parse(CLUSTER)?, ("token", witness), None)
+    }
+
+    #[test]
+    fn the_witness_comes_last_and_makes_another_cluster() {
+        let without = of("a", "").expect("it fits together");
+        for witness in ["a", "b", "w"] {
+            let with = of("a", witness).expect("it fits together");
+            let names: Vec<&str> = with.members.iter().map(|member| &*member.name).collect();
+            assert_eq!(names.last(), Some(&witness));
+            assert_eq!(with.members.iter().filter(|member| member.is_witness).count(), 1);
+            assert_ne!(with.cluster_id, without.cluster_id, "members that disagree refuse each other");
+            assert_eq!(of("b", witness).map(|other| other.cluster_id), Ok(with.cluster_id));
+        }
+        assert!(without.members.iter().all(|member| !member.is_witness));
+        assert_eq!(of("a", "x"), Err(BootstrapError::NoWitnessName { name: "x".to_owned() }));
+    }
+
+    #[test]
+    fn what_is_started_must_be_what_the_flag_names() {
+        assert_eq!(check_witness("a", false, "w", 3), Ok(()));
+        assert_eq!(check_witness("w", true, "w", 3), Ok(()));
+        assert_eq!(check_witness("a", false, "", 1), Ok(()));
+        let refused = |name, is_witness, witness, members| {
+            check_witness(name, is_witness, witness, members).expect_err("refused")
+        };
+        assert!(refused("w", true, "", 3).contains("--initial-cluster-witness=w"));
+        assert!(refused("w", false, "w", 3).contains("start it with `mainstay witness`"));
+        assert!(refused("a", false, "w", 2).contains("needs two members with data"));
+    }
+}

@@ -193,6 +193,7 @@ fn conf_change(script: &mut Script<'_>) -> ConfChange {
         id,
         peer_urls: vec![script.pick(&["http://a:1", "http://b:1", "http://c:1"]).to_owned()],
         is_learner: flags & 1 == 1,
+        is_witness: flags & 8 == 8,
         ..Member::default()
     };
     let context = if flags & 6 == 2 { promotion_json(id) } else { member.to_json() };
@@ -341,6 +342,7 @@ pub fn conf_changes() -> Vec<ConfChange> {
         id,
         peer_urls: vec![format!("http://m{id}:2380")],
         is_learner,
+        is_witness: false,
         name: format!("m{id}"),
         client_urls: vec![format!("http://m{id}:2379")],
         ..Member::default()

@@ -24,7 +24,8 @@ fn follower() -> Node {
         hard_state: HardState { term: Term(3), vote: MemberId::NONE, commit: Index(8) },
         voters: vec![MemberId(1), MemberId(2), MemberId(3)],
         learners: vec![MemberId(4)],
-        witness: MemberId::NONE,
+        // Member 3 is a witness, so what the node sends it as a leader is fuzzed too.
+        witness: MemberId(3),
         applied: Index(6),
         applied_term: Term(2),
         first_index: Index(3),

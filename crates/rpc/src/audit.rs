@@ -435,7 +435,10 @@ impl Line {
             Rpc::ClusterMemberAdd => {
                 let request: pb::MemberAddRequest = decoded(message)?;
                 fields.texts("peer_urls", &request.peer_urls, listed_max);
-                fields.flag("learner", request.is_learner);
+                fields.flag("learner", request.is_learner && !request.is_witness);
+                if request.is_witness {
+                    fields.flag("witness", true);
+                }
             }
             Rpc::ClusterMemberRemove => fields.id("member", decoded::<pb::MemberRemoveRequest>(message)?.id),
             Rpc::ClusterMemberUpdate => {

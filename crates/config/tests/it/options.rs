@@ -417,6 +417,7 @@ fn the_table_has_every_flag_of_etcd_with_its_group_and_default() {
                     | "autopilot-replace-after"
                     | "autopilot-interval"
                     | "standby"
+                    | "initial-cluster-witness"
                     | "zone-networks"
                     | "zone-member-list"
                     | "value-compression"

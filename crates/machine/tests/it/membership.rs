@@ -56,6 +56,15 @@ impl Cluster {
         self.change(kind, node, Member { id: node, peer_urls, is_learner, ..Member::default() }.to_json())
     }
 
+    fn witness(&mut self, kind: i32, node: u64) -> Result<VoterChange, Status> {
+        let peer_urls = vec![format!("http://w{node}:2380")];
+        self.change(
+            kind,
+            node,
+            Member { id: node, peer_urls, is_witness: true, ..Member::default() }.to_json(),
+        )
+    }
+
     fn promote(&mut self, node: u64) -> Result<VoterChange, Status> {
         self.change(ADD, node, promotion_json(node))
     }
@@ -86,6 +95,31 @@ fn members_come_are_promoted_move_and_leave() {
     assert_eq!(cluster.ids(), (vec![1, 2], vec![]));
     assert!(cluster.machine.members.removed.contains(&3));
     assert_eq!(cluster.member(ADD, 4, &["c"]), Ok(VoterChange::AddVoter(MemberId(4))));
+}
+
+#[test]
+fn one_witness_beside_two_members_with_data() {
+    let mut cluster = Cluster::new(1);
+    cluster.member(ADD, 1, &["a"]).unwrap();
+    assert_eq!(cluster.witness(ADD, 9), Err(error::TOO_FEW_MEMBERS_FOR_WITNESS));
+    cluster.member(ADD_LEARNER, 2, &["b"]).unwrap();
+    assert_eq!(cluster.witness(ADD, 9), Err(error::TOO_FEW_MEMBERS_FOR_WITNESS), "a learner has no vote");
+    cluster.promote(2).unwrap();
+    assert_eq!(cluster.witness(ADD_LEARNER, 9), Err(error::WITNESS_IS_NO_LEARNER));
+    assert_eq!(cluster.witness(ADD, 9), Ok(VoterChange::AddVoter(MemberId(9))));
+    assert_eq!(cluster.witness(ADD, 8), Err(error::TOO_MANY_WITNESSES));
+    assert_eq!(
+        (cluster.machine.members.witness(), cluster.machine.members.data_voters()),
+        (Some(9), vec![1, 2])
+    );
+    // It keeps its kind when its address changes, and a lost member can be replaced beside it.
+    cluster.member(UPDATE, 9, &["w"]).unwrap();
+    assert!(cluster.machine.members.is_witness(9));
+    assert_eq!(cluster.remove(1), Ok(VoterChange::Remove(MemberId(1))));
+    assert_eq!(cluster.remove(2), Err(error::MEMBER_NOT_ENOUGH_STARTED), "the witness has no keys");
+    cluster.member(ADD, 3, &["c"]).unwrap();
+    assert_eq!(cluster.remove(9), Ok(VoterChange::Remove(MemberId(9))));
+    assert_eq!(cluster.machine.members.witness(), None);
 }
 
 #[test]
