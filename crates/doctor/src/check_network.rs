@@ -15,7 +15,7 @@ use crate::evidence::Unseen;
 use crate::exposition::Exposition;
 use crate::launch::{Run, concluded};
 use crate::network_trial::{NetworkResult, NetworkTrial};
-use crate::{doctor, http1, show};
+use crate::{http1, launch, show};
 
 const CLUSTER: Flag<bool> =
     Flag::on("cluster", "measure all client URLs of all members, not only --endpoints");

@@ -345,7 +345,6 @@ pub fn conf_changes() -> Vec<ConfChange> {
         is_witness: false,
         name: format!("m{id}"),
         client_urls: vec![format!("http://m{id}:2379")],
-        ..Member::default()
     };
     let change = |kind: ConfChangeType, id: u64, context: String| ConfChange {
         r#type: Some(kind as i32),
