@@ -19,7 +19,6 @@ use raft::{RawNode, SnapshotStatus, StateRole};
 
 use self::farewell::Farewell;
 use self::superfluous::Acknowledged;
-use self::witness::Held;
 use crate::batches::Batches;
 use crate::effects::ObserverRead;
 use crate::entry::{ConfChange, ConfChangeKind, Entry, HardState};
@@ -34,7 +33,7 @@ use crate::terms::Terms;
 use crate::upstream::Upstream;
 use crate::validate;
 use crate::wire;
-use crate::witness::Witness;
+use crate::witness::{Held, Witness};
 
 /// Maximum payload bytes of one append, and of one fetch of old entries for a follower.
 const APPEND_BYTES_MAX: u64 = 1024 * 1024;

@@ -10,23 +10,13 @@ use raft::eraftpb::{self, EntryType, MessageType};
 use raft::{GetEntriesContext, StateRole};
 
 use super::{APPEND_BYTES_MAX, Node};
-use crate::witness::Moment;
+use crate::witness::{Held, Moment};
 
 /// Field number in `InternalRaftRequest` of an alarm, which concerns a member.
 const ALARM: u32 = 10;
 /// Field numbers of the requests that concern the membership: the cluster version, attributes of a member, and a
 /// downgrade.
 const OF_MEMBERS: std::ops::RangeInclusive<u32> = 1300..=1302;
-
-/// Entries that raft has made for the witness and that it may not have yet. They are without a gap, and all in
-/// memory, because they are not committed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(super) struct Held {
-    first: u64,
-    last: u64,
-    /// Commit index of the newest append that raft has made.
-    commit: u64,
-}
 
 impl Node {
     /// Returns the witness of the cluster; [`MemberId::NONE`] if it has none.

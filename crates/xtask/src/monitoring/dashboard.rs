@@ -323,6 +323,15 @@ const ROWS: &[(&str, &[Written])] = &[
                 ],
             ),
             chart(
+                "Witness",
+                "short",
+                "1 at a witness; and 1 at a leader that counts it, because too few members with data are in step: then no other machine may be lost.",
+                &[
+                    ("mainstay_is_witness{#}", "{{instance}} is one"),
+                    ("mainstay_witness_counts{#}", "{{instance}} counts it"),
+                ],
+            ),
+            chart(
                 "Between zones",
                 "Bps",
                 "Bytes between zones: those that nodes send to members and observers, and those between nodes and clients.",
