@@ -142,7 +142,10 @@ def robustness(results, releases):
 The numbers are of runs: one for each traffic of etcd's exploratory scenarios (puts; puts, deletions and leases; Kubernetes with a high
 and a low rate). Each draws its ticks, snapshot counts and batches of compactions. The columns are releases: Mainstay with that
 `--api-version`, the others of mixed clusters etcd of that release. `MemberDowngrade` and `MemberDowngradeUpgrade` go to Mainstay with
-`--api-version 3.6` and back; between etcd and Mainstay, `interop/takeover.py` and `interop/downgrade_mixed.py` do."""
+`--api-version 3.6` and back; between etcd and Mainstay, `interop/takeover.py` and `interop/downgrade_mixed.py` do.
+
+The same validation, run with builds that have planted bugs ([TESTING.md](../TESTING.md#planted-bugs)), finds `stale-read` and
+`read-before-applied` as stale reads, and `transaction-cut-short` and `compare-on-old-state` as answers that no order explains."""
     needs = "Not applicable, because they need a build of etcd with gofail: " + ", ".join(f"`{name}`" for name in GOFAIL) + \
         ". LazyFS, which drops unsynced data, needs a file system of its own; the simulator does this at every write."
     return "\n\n".join([text, table(["members", "fault", *releases], lines), needs])

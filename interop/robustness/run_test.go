@@ -18,6 +18,7 @@ import (
 	"go.uber.org/zap/zaptest"
 	"golang.org/x/sync/errgroup"
 
+	"go.etcd.io/etcd/pkg/v3/proxy"
 	"go.etcd.io/etcd/tests/v3/framework"
 	"go.etcd.io/etcd/tests/v3/framework/e2e"
 	"go.etcd.io/etcd/tests/v3/robustness/client"
@@ -47,6 +48,11 @@ func run(t *testing.T, s scenarios.TestScenario) {
 	cluster, err := e2e.NewEtcdProcessCluster(ctx, t, e2e.WithConfig(&s.Cluster))
 	require.NoError(t, err)
 	defer stop(t, cluster)
+	for _, member := range cluster.Procs {
+		if proxy := member.PeerProxy(); proxy != nil {
+			go drain(proxy)
+		}
+	}
 	if err := failpoint.Validate(cluster, s.Failpoint, s.Profile); err != nil {
 		t.Skipf("not applicable: %v", err)
 	}
@@ -55,7 +61,10 @@ func run(t *testing.T, s scenarios.TestScenario) {
 		&report.TrafficDetail{ExpectUniqueRevision: s.Traffic.ExpectUniqueRevision()})
 	require.NoError(t, err)
 	clients := load(ctx, t, lg, cluster, s)
-	if err := client.CheckEndOfTestHashKV(ctx, cluster); err != nil {
+	// A member that does not answer is an error too.
+	comparing, cancel := context.WithTimeout(ctx, time.Minute)
+	defer cancel()
+	if err := client.CheckEndOfTestHashKV(comparing, cluster); err != nil {
 		t.Errorf("members differ: %v", err)
 	}
 	kill(cluster)
@@ -136,6 +145,18 @@ func kill(cluster *e2e.EtcdProcessCluster) {
 	for _, member := range cluster.Procs {
 		_ = member.Kill()
 		_ = member.Wait(context.Background())
+	}
+}
+
+// drain takes the errors of a proxy. It has one for each connection to a member that is down, and accepts no more
+// connections once sixteen of them wait.
+func drain(proxy proxy.Server) {
+	for {
+		select {
+		case <-proxy.Error():
+		case <-proxy.Done():
+			return
+		}
 	}
 }
 
