@@ -251,6 +251,23 @@ impl Autopilot {
         is_due
     }
 
+    /// Returns true while this type observes members, because this member leads.
+    pub fn watches(&self) -> bool {
+        self.watch.is_some()
+    }
+
+    /// Records that these members have answered since the last call.
+    pub fn answered(&mut self, members: impl Iterator<Item = u64>) {
+        let Some(watch) = self.watch.as_mut().filter(|_| !planted::is(Bug::AutopilotForgetsAnswers)) else {
+            return;
+        };
+        for id in members {
+            if let Some(observed) = watch.members.get_mut(&id) {
+                observed.last_heard = self.time;
+            }
+        }
+    }
+
     /// Takes what the members report about themselves; `None` if a member reports nothing. Reports of members
     /// that are not known yet are dropped. `agreeing` are the other members whose states are equal to that of this
     /// member.

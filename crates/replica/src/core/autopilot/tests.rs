@@ -286,6 +286,18 @@ fn a_new_leader_goes_on_with_a_replacement() {
 }
 
 #[test]
+fn an_answer_between_two_looks_counts() {
+    let mut cluster = Cluster::new([voters(3), vec![Simulated::standby(4)]].concat());
+    cluster.run(Duration::from_secs(40));
+    cluster.member(3).answers = false;
+    for _ in 0..20 {
+        cluster.run(GONE_AFTER / 2);
+        cluster.autopilot.answered([3].into_iter());
+    }
+    assert_eq!(cluster.taken(), []);
+}
+
+#[test]
 fn nothing_is_removed_without_a_spare_or_with_one_that_lags() {
     let mut cluster = Cluster::new(voters(3));
     cluster.member(2).answers = false;

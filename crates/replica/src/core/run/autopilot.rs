@@ -19,6 +19,16 @@ use crate::core::room::Purpose;
 const CORRUPT: i32 = AlarmType::Corrupt as i32;
 
 impl Core {
+    /// Tells the autopilot which members have answered since the last tick. Called before raft's tick, which may
+    /// forget the answers.
+    pub(super) fn note_answers(&mut self) {
+        if self.autopilot.watches() {
+            let progress = self.node.progress();
+            let answered = progress.iter().filter(|progress| progress.recently_active);
+            self.autopilot.answered(answered.map(|progress| progress.id.0));
+        }
+    }
+
     /// Lets the autopilot decide, if this member leads, and carries out the step. Called at every tick.
     pub(super) fn look_at_autopilot(&mut self, now: Instant) {
         if self.autopilot.mode() == Mode::Off {

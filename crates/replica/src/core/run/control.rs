@@ -163,6 +163,7 @@ impl Core {
         self.pace.tick_at(now + self.options.heartbeat_interval);
         self.pace.cpu.look(now);
         self.watch_disk(now)?;
+        self.note_answers();
         self.step(Event::Ticked)?;
         self.resign_if_corrupt();
         self.advance_ticks(now)?;
