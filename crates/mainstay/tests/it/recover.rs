@@ -320,7 +320,10 @@ fn damaged_copied_and_contradicting_directories_are_not_taken_for_what_they_are_
         assert!(said.contains("the directories have two histories"), "{said}");
         let said = refused(&cluster, &["alone", "m0"], &words(&form(&cluster, 0, &["--from=m0"])));
         assert!(said.contains("acknowledged writes may be missing"), "{said}");
-        done(&cluster, &["m0", "alone"], &words(&form(&cluster, 0, &["--from=m0", "--accept-loss"])));
+        let flags = form(&cluster, 0, &["--from=m0", "--accept-loss", "-w=json"]);
+        let said = done(&cluster, &["m0", "alone"], &words(&flags));
+        let formed: Value = serde_json::from_str(said.lines().last().expect("a line")).expect("it is JSON");
+        assert_eq!((&formed["formed_from"], &formed["marked"]), (&"m0".into(), &Value::Array(Vec::new())));
         take_place(&cluster, 0);
         cluster.start_one(0);
         let client = cluster.client(0).await;
