@@ -113,9 +113,16 @@ impl Divergence {
     }
 
     /// Returns the ids of the other members whose states were equal to those of this member in the last
-    /// comparison.
+    /// comparison, at all entries at which another member's state is known to differ.
     pub fn agreeing(&self) -> Vec<u64> {
-        self.agreeing.clone()
+        let differs_at = self.differing.values().max().copied().unwrap_or_default();
+        let has_reached = |id: &u64| self.through.get(id).is_some_and(|through| *through >= differs_at);
+        self.agreeing.iter().copied().filter(has_reached).collect()
+    }
+
+    /// Returns the ids of the members whose states are known to differ from those of this member.
+    pub fn differing(&self) -> Vec<u64> {
+        self.differing.keys().copied().collect()
     }
 
     /// Makes one round of comparisons. May take 2 s, because the hashes may be requested twice, each time

@@ -145,8 +145,8 @@ impl LeaderChecks {
         if self.shared.member.autopilot.mode != Mode::Off && now >= self.next_reports {
             self.next_reports = now + REPORT_INTERVAL;
             let reports = reports_of_all(&self.shared).await;
-            let agreeing = self.divergence.agreeing();
-            self.shared.core.inbox.send(ControlRequest::Reports { reports, agreeing });
+            let (agreeing, differing) = (self.divergence.agreeing(), self.divergence.differing());
+            self.shared.core.inbox.send(ControlRequest::Reports { reports, agreeing, differing });
         }
     }
 

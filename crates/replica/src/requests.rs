@@ -314,6 +314,8 @@ pub enum ControlRequest {
         reports: Vec<(u64, Option<MemberReport>)>,
         /// Ids of the other members whose states are equal to that of this member.
         agreeing: Vec<u64>,
+        /// Ids of the members whose states are known to differ from that of this member.
+        differing: Vec<u64>,
     },
     /// Stop cleanly: before the end, make lease checkpoints and transfer leadership.
     Stop,

@@ -27,12 +27,12 @@ use machine::Rules;
 
 use self::forming::{Formed, Order, form, position};
 use self::found::{Found, Kind, Unread, member_name};
-use self::judgement::{Judgement, settle_copies};
+use self::judgement::{Judgement, Relation, settle_copies};
 use self::report::{Report, losses};
 use crate::max_learners;
 use crate::notice::Notices;
 use crate::session::{Run, Session};
-use crate::target::refuse_taken;
+use crate::target::{Target, refuse_taken};
 use crate::wal_dir::WalDir;
 
 const ACCEPT_LOSS: Flag<bool> = Flag::bool(
@@ -62,6 +62,10 @@ const KEEP_CLUSTER_ID: Flag<bool> =
 const MARK: Flag<bool> =
     Flag::bool("mark", "mark the given directories of members, so that no member starts on them again");
 const NAME: Flag<String> = Flag::text("name", "", "with --form: name of the member");
+const FORM_AGAIN: Flag<bool> = Flag::bool(
+    "form-again",
+    "with --form: a cluster was formed from these directories before, and you make sure that no member was ever started on it",
+);
 const OTHERS_ARE_GONE: Flag<bool> = Flag::bool(
     "others-are-gone",
     "with --keep-cluster-id: you make sure that members whose directories are not marked never run again",
@@ -116,6 +120,7 @@ pub const PROGRAM: Program<Run> = Program {
             MARK.row(),
             max_learners::FLAG.row(),
             NAME.row(),
+            FORM_AGAIN.row(),
             OTHERS_ARE_GONE.row(),
             WAL_DIR.row(),
             WRITE_OUT.row(),
@@ -170,6 +175,8 @@ struct Forming {
     accepts_loss: bool,
     marks: bool,
     others_are_gone: bool,
+    /// True if the operator makes sure that no member was started on what an earlier recovery has formed.
+    forms_again: bool,
 }
 
 fn run_command(session: &mut Session<'_>) -> Result<(), Failure> {
@@ -283,7 +290,7 @@ fn report(found: Vec<Found>, unusable: Vec<(PathBuf, String)>, rules: Rules) -> 
     };
     let newest = &found[judgement.newest];
     let mut source = read_again(newest, rules)?;
-    let losses = losses(&mut source.stopped, &found);
+    let losses = losses(&mut source.stopped, &found, &judgement.relations);
     Ok(Report { found, unusable, judgement, losses })
 }
 
@@ -315,6 +322,7 @@ fn forming(session: &Session<'_>, rules: Rules) -> Result<Option<Forming>, Failu
             KEEP_CLUSTER_ID.row(),
             MARK.row(),
             NAME.row(),
+            FORM_AGAIN.row(),
             OTHERS_ARE_GONE.row(),
             PEER_URLS.row(),
             WAL_DIR.row(),
@@ -369,6 +377,7 @@ fn forming(session: &Session<'_>, rules: Rules) -> Result<Option<Forming>, Failu
         accepts_loss: given.get(ACCEPT_LOSS),
         marks: given.get(MARK),
         others_are_gone: given.get(OTHERS_ARE_GONE),
+        forms_again: given.get(FORM_AGAIN),
     }))
 }
 
@@ -379,7 +388,7 @@ fn form_again(
     forming: Forming,
     is_json: bool,
 ) -> Result<(), Failure> {
-    let Forming { mut order, from, accepts_loss, marks, others_are_gone } = forming;
+    let Forming { mut order, from, accepts_loss, marks, others_are_gone, forms_again } = forming;
     let judgement = &report.judgement;
     let from = match from {
         None => judgement.newest,
@@ -392,7 +401,10 @@ fn form_again(
     if !is_chosen {
         refuse_doubtful(report)?;
     }
-    let loses_nothing = judgement.is_complete && report.losses[from].is_none() && source.has_log();
+    // Entries that raise no revision are lost as well: leases, users, roles.
+    let is_level = from == judgement.newest || judgement.relations[from] == Relation::Same;
+    let loses_nothing =
+        judgement.is_complete && is_level && report.losses[from].is_none() && source.has_log();
     if !loses_nothing && !accepts_loss {
         return Err(Failure::error(if !judgement.is_complete {
             "acknowledged writes may be missing, as said above: bring more directories, or give --accept-loss to go on \
@@ -413,13 +425,15 @@ fn form_again(
         ));
     }
     for found in &report.found {
-        if let Some(to) = &found.formed
-            && to.exists()
-            && !is_same_path(to, &order.data_dir)
-        {
+        let Some(to) = &found.formed else { continue };
+        // A run that was interrupted leaves its unfinished directory, and may be repeated. A finished one may have been
+        // moved since, or may be on another host, so its absence proves nothing.
+        let was_interrupted =
+            is_same_path(to, &order.data_dir) && Target::making_of(to).is_ok_and(|making| making.exists());
+        if !forms_again && !was_interrupted {
             return Err(Failure::error(format!(
-                "a cluster was already formed from {} in {}: start that one; or, if no member was ever started on it, \
-                 remove it and run the same command again",
+                "a cluster was already formed from {} in {}: start that one, wherever it is now; or, if no member was ever \
+                 started on it, remove it and give --form-again",
                 found.dir.display(),
                 to.display()
             )));

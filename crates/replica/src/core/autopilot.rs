@@ -108,6 +108,16 @@ struct Observed {
     sync_p99: Option<Duration>,
 }
 
+/// A comparison of the members' states with that of the leader.
+#[derive(Debug)]
+struct Compared {
+    at: Instant,
+    /// Ids of the other members whose states are equal.
+    agreeing: Vec<u64>,
+    /// Ids of the members whose states differ.
+    differing: Vec<u64>,
+}
+
 /// What the leader has observed in its term.
 #[derive(Debug)]
 struct Watch {
@@ -118,8 +128,8 @@ struct Watch {
     next_step: Instant,
     stepped: bool,
     is_open: bool,
-    /// The other members whose states are equal to that of this member, and when that was found out.
-    agreeing: Option<(Instant, Vec<u64>)>,
+    /// The last comparison of states.
+    compared: Option<Compared>,
     window_began: Instant,
     slow_intervals: u32,
     no_clients_since: Option<Instant>,
@@ -137,6 +147,8 @@ pub(super) struct Autopilot {
     records: VecDeque<StepRecord>,
     /// Number of steps recorded since the start.
     taken: u64,
+    /// Ids of the members that were removed while their data were known to be wrong.
+    removed_wrong: BTreeSet<u64>,
     advice: Vec<String>,
     next_look: Option<Instant>,
     /// Time as the autopilot counts it: that of the clock, without the time in which this member did not run.
@@ -155,6 +167,14 @@ fn shown(duration: Duration) -> String {
         60..3600 => format!("{}m{}s", s / 60, s % 60),
         _ => format!("{}h{}m", s / 3600, s / 60 % 60),
     }
+}
+
+fn not_proven(member: &MemberFacts) -> String {
+    format!(
+        "the CORRUPT alarm names {}, and it is not proven that it is the one whose data are wrong: compare the members with \
+         `mainstay ctl endpoint hashkv --cluster`",
+        label(member)
+    )
 }
 
 fn label(member: &MemberFacts) -> String {
@@ -200,6 +220,7 @@ impl Autopilot {
             watch: None,
             records: VecDeque::new(),
             taken: 0,
+            removed_wrong: BTreeSet::new(),
             advice: Vec::new(),
             next_look: None,
             time: now,
@@ -237,7 +258,7 @@ impl Autopilot {
                 next_step: now + self.options.interval,
                 stepped: false,
                 is_open: false,
-                agreeing: None,
+                compared: None,
                 window_began: now,
                 slow_intervals: 0,
                 no_clients_since: None,
@@ -270,11 +291,16 @@ impl Autopilot {
 
     /// Takes what the members report about themselves; `None` if a member reports nothing. Reports of members
     /// that are not known yet are dropped. `agreeing` are the other members whose states are equal to that of this
-    /// member.
-    pub fn reported(&mut self, reports: Vec<(u64, Option<MemberReport>)>, agreeing: Vec<u64>) {
+    /// member, `differing` those whose states differ.
+    pub fn reported(
+        &mut self,
+        reports: Vec<(u64, Option<MemberReport>)>,
+        agreeing: Vec<u64>,
+        differing: Vec<u64>,
+    ) {
         let now = self.time;
         let Some(watch) = &mut self.watch else { return };
-        watch.agreeing = Some((now, agreeing));
+        watch.compared = Some(Compared { at: now, agreeing, differing });
         for (id, report) in reports {
             if let Some(observed) = watch.members.get_mut(&id) {
                 // A member that cannot be asked keeps what it has reported until that is too old.
@@ -386,8 +412,17 @@ impl Autopilot {
 
     /// Returns true if the state of this member is that of the leader, `own`.
     fn agrees(&self, id: u64, own: u64) -> bool {
-        let agreeing = self.watch.as_ref().and_then(|watch| watch.agreeing.as_ref());
-        id == own || agreeing.is_some_and(|(at, agreeing)| is_fresh(*at, self.time) && agreeing.contains(&id))
+        id == own || self.compared().is_some_and(|compared| compared.agreeing.contains(&id))
+    }
+
+    /// Returns true if a member's state is known to differ from that of this leader.
+    fn differs(&self, id: u64) -> bool {
+        self.compared().is_some_and(|compared| compared.differing.contains(&id))
+    }
+
+    fn compared(&self) -> Option<&Compared> {
+        let compared = self.watch.as_ref()?.compared.as_ref()?;
+        is_fresh(compared.at, self.time).then_some(compared)
     }
 
     fn sync_p99(&self, id: u64) -> Option<Duration> {
@@ -488,15 +523,23 @@ impl Autopilot {
         advice: &mut Vec<String>,
     ) -> Option<(Step, String)> {
         if let Some(id) = situation.removed_corrupt {
-            let why = "the member that the CORRUPT alarm names is no longer in the cluster";
-            return Some((Step::Disarm(id), why.to_owned()));
+            if self.removed_wrong.contains(&id) {
+                let why =
+                    "the member that the CORRUPT alarm names had other data, and is no longer in the cluster";
+                return Some((Step::Disarm(id), why.to_owned()));
+            }
+            // Whoever removed it may know more than the autopilot; the alarm alone does not say whose data are wrong.
+            advice.push(format!(
+                "the member {id:x}, which the CORRUPT alarm names, is no longer in the cluster: if the data of the others \
+                 are right (`mainstay ctl endpoint hashkv --cluster`), disarm it with `mainstay ctl alarm disarm`"
+            ));
         }
         let mut step = None;
         for (voter, fault) in self.bad_voters(situation, voters, advice) {
             let next = self.replace(voter, &fault, situation, voters, advice);
             step = step.or(next);
         }
-        step.or_else(|| self.bad_learner(situation, advice))
+        step.or_else(|| self.bad_learner(situation, voters, advice))
     }
 
     /// Returns the voters to be replaced, each with a clause that says why: first those that the CORRUPT alarm
@@ -509,8 +552,7 @@ impl Autopilot {
     ) -> Vec<(&'s MemberFacts, String)> {
         let mut bad = Vec::new();
         let corrupt: Vec<&MemberFacts> = voters.iter().copied().filter(|voter| voter.is_corrupt).collect();
-        let sound =
-            voters.iter().filter(|voter| !voter.is_corrupt && self.agrees(voter.id, situation.own)).count();
+        let sound = self.sound(situation, voters);
         if corrupt.iter().any(|voter| voter.id == situation.own) {
             advice.push(
                 "the CORRUPT alarm names this leader: another member has to take over first".to_owned(),
@@ -525,7 +567,14 @@ impl Autopilot {
             ));
         } else {
             let fault = "has other data than a majority of the voters (CORRUPT alarm)";
-            bad.extend(corrupt.into_iter().map(|voter| (voter, fault.to_owned())));
+            for voter in corrupt {
+                // The alarm may come from a comparison that knows only who differs from whom.
+                if self.differs(voter.id) {
+                    bad.push((voter, fault.to_owned()));
+                } else {
+                    advice.push(not_proven(voter));
+                }
+            }
         }
         let mut gone: Vec<&MemberFacts> =
             voters.iter().copied().filter(|voter| !voter.is_corrupt && self.is_gone(voter.id)).collect();
@@ -544,6 +593,11 @@ impl Autopilot {
             }
         }
         bad
+    }
+
+    /// Returns the number of voters that have the data of the leader and that no alarm names.
+    fn sound(&self, situation: &Situation, voters: &[&MemberFacts]) -> usize {
+        voters.iter().filter(|voter| !voter.is_corrupt && self.agrees(voter.id, situation.own)).count()
     }
 
     /// Returns the next step of the replacement of a voter: see the head of this file.
@@ -600,11 +654,19 @@ impl Autopilot {
     }
 
     /// Returns the removal of a learner that is gone or wrong.
-    fn bad_learner(&self, situation: &Situation, advice: &mut Vec<String>) -> Option<(Step, String)> {
+    fn bad_learner(
+        &self,
+        situation: &Situation,
+        voters: &[&MemberFacts],
+        advice: &mut Vec<String>,
+    ) -> Option<(Step, String)> {
         let mut step = None;
+        let is_leader_sound = self.sound(situation, voters) >= quorum(voters.len());
         for learner in situation.members.iter().filter(|member| member.is_learner) {
             let silent = self.silent(learner.id);
-            if learner.is_corrupt {
+            if learner.is_corrupt && !(is_leader_sound && self.differs(learner.id)) {
+                advice.push(not_proven(learner));
+            } else if learner.is_corrupt {
                 let why = "it has other data than the voters (CORRUPT alarm), and no vote".to_owned();
                 step = step.or(Some((Step::Remove(learner.id), why)));
             } else if self.is_gone(learner.id) && learner.name.is_empty() {
@@ -708,6 +770,11 @@ impl Autopilot {
             return false;
         }
         watch.is_open = !dry;
+        if let Step::Remove(id) = step
+            && watch.compared.as_ref().is_some_and(|compared| compared.differing.contains(&id))
+        {
+            self.removed_wrong.insert(id);
+        }
         let outcome = if dry { StepOutcome::DryRun } else { StepOutcome::Open };
         if self.records.len() >= STEPS_MAX {
             self.records.pop_front();

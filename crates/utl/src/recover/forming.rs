@@ -195,7 +195,8 @@ fn place(target: &mut Target, wal: Option<Target>, order: &Order) -> Result<(), 
     let attempt = || {
         for data_dir in &order.marks {
             let member_dir = data_dir.join("member");
-            marked.push(member_dir.clone());
+            let before = recovered::formed(&RealDisk, &member_dir).map_err(Failure::error)?;
+            marked.push((member_dir.clone(), before));
             recovered::mark(&RealDisk, &member_dir, &order.data_dir).map_err(Failure::error)?;
         }
         // Move the log's directory to its final name first. If the process is killed before the second rename, only
@@ -209,8 +210,13 @@ fn place(target: &mut Target, wal: Option<Target>, order: &Order) -> Result<(), 
     }
     let undone = match target.remove() {
         Err(error) => Err(format!("cannot remove {}: {error}", target.making().display())),
-        Ok(()) => marked.iter().try_for_each(|member_dir| {
-            recovered::unmark(&RealDisk, member_dir).map_err(|error| error.to_string())
+        Ok(()) => marked.iter().try_for_each(|(member_dir, before)| {
+            // The mark of an earlier recovery stays: its cluster may run.
+            let undone = match before {
+                Some(to) => recovered::mark(&RealDisk, member_dir, to),
+                None => recovered::unmark(&RealDisk, member_dir),
+            };
+            undone.map_err(|error| error.to_string())
         }),
     };
     let text = failure.text.unwrap_or_default();

@@ -34,7 +34,7 @@ pub(super) struct Report {
 }
 
 /// Computes what each of `others` lacks of the newest state, which `newest` holds.
-pub(super) fn losses(newest: &mut Stopped, others: &[Found]) -> Vec<Option<Loss>> {
+pub(super) fn losses(newest: &mut Stopped, others: &[Found], relations: &[Relation]) -> Vec<Option<Loss>> {
     let to = newest.machine.store.current_revision();
     // Of a log that differs from the newest at its end, only the committed part is certainly shared.
     let shared = |found: &Found| found.committed_revision.max(Revision(0));
@@ -48,13 +48,14 @@ pub(super) fn losses(newest: &mut Stopped, others: &[Found]) -> Vec<Option<Loss>
             changed.insert(version.key().into(), version.main());
         }
     });
-    let loss = |found: &Found| {
-        let from = if found.revision <= to && found.has_log() { found.revision } else { shared(found) };
+    let loss = |(found, relation): (&Found, &Relation)| {
+        let is_part = matches!(relation, Relation::Same | Relation::Behind { .. });
+        let from = if is_part && found.has_log() { found.revision } else { shared(found) };
         let from = from.min(to);
         let keys = changed.values().filter(|at| **at > from).count() as u64;
         (from < to).then(|| Loss { from: from.next(), to, keys, is_least: compacted > from })
     };
-    others.iter().map(loss).collect()
+    others.iter().zip(relations).map(loss).collect()
 }
 
 impl Report {
@@ -71,7 +72,10 @@ impl Report {
     fn loses(&self, at: usize) -> String {
         let relation = self.judgement.relations[at];
         let mut text = match self.losses[at] {
-            None => "nothing".to_owned(),
+            None => match relation {
+                Relation::Behind { lacks } => format!("{} without a revision", counted(lacks, "entry")),
+                _ => "nothing".to_owned(),
+            },
             Some(Loss { from, to, keys, is_least }) => {
                 let least = if is_least { "at least " } else { "" };
                 format!("revisions {from} to {to}, {least}{}", counted(keys, "key"))

@@ -15,6 +15,8 @@ struct Simulated {
     answers: bool,
     keeps_up: bool,
     is_corrupt: bool,
+    /// True if the member has the data of the others although the CORRUPT alarm names it.
+    is_accused_wrongly: bool,
     drains: bool,
     zone: &'static str,
     clients: u64,
@@ -37,6 +39,7 @@ impl Simulated {
             answers: true,
             keeps_up: true,
             is_corrupt: false,
+            is_accused_wrongly: false,
             drains: false,
             zone: "",
             clients: 0,
@@ -174,9 +177,11 @@ impl Cluster {
             (member.id, (member.answers && member.reports).then_some(report))
         });
         let reports = reports.collect();
-        let agree = self.members.iter().filter(|member| member.answers && !member.is_corrupt);
-        let agreeing = agree.map(|member| member.id).collect();
-        self.autopilot.reported(reports, agreeing);
+        let differs = |member: &&Simulated| member.is_corrupt && !member.is_accused_wrongly;
+        let (differ, agree): (Vec<_>, Vec<_>) =
+            self.members.iter().filter(|member| member.answers).partition(differs);
+        let ids = |members: Vec<&Simulated>| members.into_iter().map(|member| member.id).collect();
+        self.autopilot.reported(reports, ids(agree), ids(differ));
         let before = self.margin();
         let decision = self.autopilot.look(&self.situation());
         self.advice = decision.advice;
@@ -202,7 +207,10 @@ impl Cluster {
             Step::Remove(id) => {
                 assert_ne!(id, self.leader);
                 let member = self.member(id).clone();
-                assert!(!member.answers || member.is_corrupt, "{id} is well: {why}");
+                assert!(
+                    !member.answers || member.is_corrupt && !member.is_accused_wrongly,
+                    "{id} is well: {why}"
+                );
                 assert!(member.is_started, "{id} was never started: {why}");
                 self.members.retain(|member| member.id != id);
                 self.removed.push(id);
@@ -471,7 +479,7 @@ fn a_dry_run_tells_each_step_once_and_counts_as_no_change() {
         }
         if dry.is_due(Some(Term(1)), cluster.now) {
             let report = MemberReport { is_standby: true, ..MemberReport::default() };
-            dry.reported(vec![(4, Some(report))], Vec::new());
+            dry.reported(vec![(4, Some(report))], Vec::new(), Vec::new());
             if let Some((step, why)) = dry.look(&cluster.situation()).step
                 && dry.begin(step, &why, 0)
             {
@@ -573,7 +581,10 @@ fn no_step_makes_the_cluster_weaker_whatever_happens() {
                 0 | 1 if !own => member.answers = false,
                 2 => member.answers = true,
                 3 if !own => member.keeps_up = random.one_in(2),
-                4 if !own && member.is_started && random.one_in(4) => member.is_corrupt = true,
+                4 if !own && member.is_started && random.one_in(4) => {
+                    member.is_corrupt = true;
+                    member.is_accused_wrongly = random.one_in(3);
+                }
                 5 if size < 10 => {
                     let standby = random.one_in(2);
                     let learner = if standby { Simulated::standby(next) } else { Simulated::learner(next) };
@@ -627,4 +638,27 @@ fn a_cluster_with_a_witness_is_left_alone() {
     cluster.has_witness = false;
     cluster.run(GONE_AFTER * 10);
     assert_ne!(cluster.steps.len(), 0, "the witness was the only reason");
+}
+
+#[test]
+fn a_member_that_the_alarm_names_wrongly_stays() {
+    let mut members = voters(3);
+    members.push(Simulated::standby(4));
+    let mut cluster = Cluster::new(members);
+    for id in [2, 4] {
+        cluster.member(id).is_corrupt = true;
+        cluster.member(id).is_accused_wrongly = true;
+        cluster.run(GONE_AFTER * 2);
+    }
+    assert_eq!(cluster.steps.len(), 0, "{:?}", cluster.steps);
+    let is_told =
+        |id: &str| cluster.advice.iter().any(|advice| advice.contains("not proven") && advice.contains(id));
+    assert!(is_told("(2)") && is_told("(4)"), "{:?}", cluster.advice);
+    // Somebody removes the member all the same: the alarm stays, because the others may be the wrong ones.
+    cluster.members.retain(|member| member.id != 2);
+    cluster.member(4).is_corrupt = false;
+    cluster.removed_corrupt = Some(2);
+    cluster.run(GONE_AFTER);
+    assert!(!cluster.taken().contains(&Step::Disarm(2)), "{:?}", cluster.steps);
+    assert!(cluster.advice.iter().any(|advice| advice.contains("disarm")), "{:?}", cluster.advice);
 }

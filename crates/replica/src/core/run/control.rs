@@ -132,7 +132,9 @@ impl Core {
             }
             ControlRequest::ClusterVersion(version) => self.set_cluster_version(version),
             ControlRequest::Downgraded(version) => self.end_downgrade(&version),
-            ControlRequest::Reports { reports, agreeing } => self.autopilot.reported(reports, agreeing),
+            ControlRequest::Reports { reports, agreeing, differing } => {
+                self.autopilot.reported(reports, agreeing, differing);
+            }
             ControlRequest::Stop => {
                 if !self.lifecycle.is_stopping() {
                     // The remaining times are checkpointed, so that the leases continue with them after the
