@@ -58,7 +58,11 @@ impl Cluster {
 
     fn witness(&mut self, kind: i32, node: u64) -> Result<VoterChange, Status> {
         let peer_urls = vec![format!("http://w{node}:2380")];
-        self.change(kind, node, Member { id: node, peer_urls, is_witness: true, ..Member::default() }.to_json())
+        self.change(
+            kind,
+            node,
+            Member { id: node, peer_urls, is_witness: true, ..Member::default() }.to_json(),
+        )
     }
 
     fn promote(&mut self, node: u64) -> Result<VoterChange, Status> {
@@ -104,7 +108,10 @@ fn one_witness_beside_two_members_with_data() {
     assert_eq!(cluster.witness(ADD_LEARNER, 9), Err(error::WITNESS_IS_NO_LEARNER));
     assert_eq!(cluster.witness(ADD, 9), Ok(VoterChange::AddVoter(MemberId(9))));
     assert_eq!(cluster.witness(ADD, 8), Err(error::TOO_MANY_WITNESSES));
-    assert_eq!((cluster.machine.members.witness(), cluster.machine.members.data_voters()), (Some(9), vec![1, 2]));
+    assert_eq!(
+        (cluster.machine.members.witness(), cluster.machine.members.data_voters()),
+        (Some(9), vec![1, 2])
+    );
     // It keeps its kind when its address changes, and a lost member can be replaced beside it.
     cluster.member(UPDATE, 9, &["w"]).unwrap();
     assert!(cluster.machine.members.is_witness(9));

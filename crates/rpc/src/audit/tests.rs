@@ -109,7 +109,8 @@ fn each_method_says_what_it_is_about() {
     let granted = pb::LeaseGrantResponse { header: header(), id: 31, ttl: 60, error: String::new() };
     book.call(Rpc::LeaseGrant, &pb::LeaseGrantRequest { ttl: 60, id: 0 }, &granted);
     book.call(Rpc::LeaseRevoke, &pb::LeaseRevokeRequest { id: 31 }, &changed());
-    let add = pb::MemberAddRequest { peer_urls: vec!["http://x:1".into()], is_learner: true, is_witness: false };
+    let add =
+        pb::MemberAddRequest { peer_urls: vec!["http://x:1".into()], is_learner: true, is_witness: false };
     book.call(Rpc::ClusterMemberAdd, &add, &changed());
     book.call(Rpc::ClusterMemberRemove, &pb::MemberRemoveRequest { id: 0xabc }, &changed());
     let alarm = pb::AlarmRequest { action: 2, member_id: 0, alarm: 1 };
@@ -411,7 +412,8 @@ fn no_text_moves_a_cursor_or_changes_the_order_of_others() {
     book.call(Rpc::AuthUserDelete, &delete, &changed());
     let put = pb::PutRequest { key: "a\u{202e}b".into(), ..Default::default() };
     book.call(Rpc::KvPut, &put, &changed());
-    let add = pb::MemberAddRequest { peer_urls: vec![planted.to_owned()], is_learner: false, is_witness: false };
+    let add =
+        pb::MemberAddRequest { peer_urls: vec![planted.to_owned()], is_learner: false, is_witness: false };
     book.call(Rpc::ClusterMemberAdd, &add, &changed());
     let [text, _] = book.texts();
     assert!(text.is_ascii(), "{text}");

@@ -721,7 +721,11 @@ fn ranges_of_a_transaction_find_what_was_there_when_they_ran() {
 fn a_learner_joins_and_gets_a_vote() {
     let mut world = World::started(1, 5, &[]);
     world.put(0, "k", b"v").expect("is taken");
-    let add = MemberAddRequest { peer_urls: vec!["http://10.0.0.2:2380".to_owned()], is_learner: true, is_witness: false };
+    let add = MemberAddRequest {
+        peer_urls: vec!["http://10.0.0.2:2380".to_owned()],
+        is_learner: true,
+        is_witness: false,
+    };
     let added: MemberAddResponse = world.call(0, Rpc::ClusterMemberAdd, &add).expect("is added");
     let id = added.member.expect("is told").id;
     let identity = Identity { member_id: id, ..world.member(0).identity().clone() };

@@ -229,8 +229,11 @@ fn a_renewal_promises_no_more_than_the_next_leader_knows_of() {
 #[test]
 fn learners_are_counted_against_the_limit_of_the_member_that_is_asked() {
     let mut world = mixed();
-    let add =
-        |n: u32| MemberAddRequest { peer_urls: vec![format!("http://10.0.1.{n}:2380")], is_learner: true, is_witness: false };
+    let add = |n: u32| MemberAddRequest {
+        peer_urls: vec![format!("http://10.0.1.{n}:2380")],
+        is_learner: true,
+        is_witness: false,
+    };
     let began = world.places[0].clock.elapsed();
     world.until("they have been connected for a while", |world| {
         world.places[0].clock.elapsed() - began > std::time::Duration::from_secs(8)
