@@ -19,7 +19,6 @@ use raft::{RawNode, SnapshotStatus, StateRole};
 
 use self::farewell::Farewell;
 use self::superfluous::Acknowledged;
-use self::witness::Held;
 use crate::batches::Batches;
 use crate::effects::ObserverRead;
 use crate::entry::{ConfChange, ConfChangeKind, Entry, HardState};
@@ -34,7 +33,7 @@ use crate::terms::Terms;
 use crate::upstream::Upstream;
 use crate::validate;
 use crate::wire;
-use crate::witness::Witness;
+use crate::witness::{Held, Witness};
 
 /// Maximum payload bytes of one append, and of one fetch of old entries for a follower.
 const APPEND_BYTES_MAX: u64 = 1024 * 1024;
@@ -119,6 +118,11 @@ impl Node {
         validate::check_members(&voters, &learners)?;
         if config.is_witness && config.observes {
             return Err(other("an observer that is a witness"));
+        }
+        if voters.contains(&config.id.0) && config.is_witness != (restored.witness == config.id) {
+            return Err(other(
+                "a witness that the cluster has as a member with data, or the other way round",
+            ));
         }
         if config.observes {
             if voters.contains(&config.id.0) || learners.contains(&config.id.0) {
@@ -274,7 +278,12 @@ impl Node {
                 self.stands_anew = true;
                 self.leaving = Some(Farewell::new(Index(self.raw.raft.raft_log.committed), change));
             }
-            Event::ConfChanged(change) => self.change_conf(change)?,
+            Event::ConfChanged(change) => {
+                if change == (ConfChange { kind: ConfChangeKind::AddVoter, node: self.config.id }) {
+                    self.check_kind(self.witness() == self.config.id)?;
+                }
+                self.change_conf(change)?;
+            }
             Event::Forgotten(index) => {
                 let index = index.0.min(self.raw.raft.raft_log.applied);
                 self.raw.mut_store().forget(index);
@@ -308,7 +317,12 @@ impl Node {
             Event::ObserverAdded(id) => self.add_observer(id),
             Event::ObserverRemoved(id) => self.feeds.remove(id.0),
             Event::FeederChosen { feeder, silence_max } => self.follow_feeder(feeder, silence_max),
-            Event::WitnessSet(id) => self.witness.set(id.0),
+            Event::WitnessSet(id) => {
+                if id == self.config.id {
+                    self.check_kind(true)?;
+                }
+                self.witness.set(id.0);
+            }
             Event::DiskRecovered => self.disk_stalled = false,
             Event::DiskStalled => {
                 self.disk_stalled = true;
@@ -446,6 +460,12 @@ impl Node {
         // the caller would not learn that the change was lost.
         if self.raw.raft.state == StateRole::Leader && self.raw.raft.has_pending_conf() {
             return Err(other("an earlier membership change may not be applied yet"));
+        }
+        if change.kind == ConfChangeKind::Remove
+            && self.raw.raft.state == StateRole::Leader
+            && !self.may_remove(change.node)
+        {
+            return Err(other("the member has what the others may lack, because the witness counts"));
         }
         let entry = wire::conf_change_entry(change, data)?;
         self.propose(vec![entry])
