@@ -308,6 +308,15 @@ const ROWS: &[(&str, &[Written])] = &[
                 ],
             ),
             chart(
+                "Witness",
+                "short",
+                "Which node is the witness, and whether the leader counts it: then no other machine must be lost.",
+                &[
+                    ("mainstay_witness_counts{#}", "{{instance}} counts the witness"),
+                    ("mainstay_is_witness{#}", "{{instance}} is the witness"),
+                ],
+            ),
+            chart(
                 "Between zones",
                 "Bps",
                 "Bytes between zones: those that nodes send to members and observers, and those between nodes and clients.",
