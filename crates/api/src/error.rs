@@ -292,6 +292,11 @@ pub const WITNESS_BESIDE_ETCD: Status = Status::new(
     Code::FailedPrecondition,
     "mainstay: a cluster with a witness must not have members that run etcd, and not all members have said yet that they run Mainstay",
 );
+/// Mainstay's own: a member is to be removed that has writes which the others may lack.
+pub const REMOVAL_WHILE_WITNESS_COUNTS: Status = Status::new(
+    Code::FailedPrecondition,
+    "mainstay: the witness counts, and this member has writes that the others may lack: wait until they have caught up",
+);
 /// `etcdserver: bad leader transferee`
 pub const BAD_LEADER_TRANSFEREE: Status =
     Status::new(Code::FailedPrecondition, "etcdserver: bad leader transferee");

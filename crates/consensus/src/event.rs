@@ -179,7 +179,8 @@ pub enum Event {
         silence_max: u64,
     },
     /// The member with this id is the cluster's witness from now on; the id 0 means that there is none. Stepped
-    /// before the [`Event::ConfChanged`] that adds the witness.
+    /// before the [`Event::ConfChanged`] that adds the witness. In the same way 0 is stepped before the one that removes
+    /// it; the caller takes no effects between the two.
     WitnessSet(MemberId),
     /// A sync of the disk hangs. Until the disk has recovered, this node begins no election, because it could
     /// not keep up as a leader.

@@ -119,6 +119,11 @@ impl Node {
         if config.is_witness && config.observes {
             return Err(other("an observer that is a witness"));
         }
+        if voters.contains(&config.id.0) && config.is_witness != (restored.witness == config.id) {
+            return Err(other(
+                "a witness that the cluster has as a member with data, or the other way round",
+            ));
+        }
         if config.observes {
             if voters.contains(&config.id.0) || learners.contains(&config.id.0) {
                 return Err(other("an observer that is a member"));
@@ -273,7 +278,12 @@ impl Node {
                 self.stands_anew = true;
                 self.leaving = Some(Farewell::new(Index(self.raw.raft.raft_log.committed), change));
             }
-            Event::ConfChanged(change) => self.change_conf(change)?,
+            Event::ConfChanged(change) => {
+                if change == (ConfChange { kind: ConfChangeKind::AddVoter, node: self.config.id }) {
+                    self.check_kind(self.witness() == self.config.id)?;
+                }
+                self.change_conf(change)?;
+            }
             Event::Forgotten(index) => {
                 let index = index.0.min(self.raw.raft.raft_log.applied);
                 self.raw.mut_store().forget(index);
@@ -307,7 +317,12 @@ impl Node {
             Event::ObserverAdded(id) => self.add_observer(id),
             Event::ObserverRemoved(id) => self.feeds.remove(id.0),
             Event::FeederChosen { feeder, silence_max } => self.follow_feeder(feeder, silence_max),
-            Event::WitnessSet(id) => self.witness.set(id.0),
+            Event::WitnessSet(id) => {
+                if id == self.config.id {
+                    self.check_kind(true)?;
+                }
+                self.witness.set(id.0);
+            }
             Event::DiskRecovered => self.disk_stalled = false,
             Event::DiskStalled => {
                 self.disk_stalled = true;
@@ -445,6 +460,12 @@ impl Node {
         // the caller would not learn that the change was lost.
         if self.raw.raft.state == StateRole::Leader && self.raw.raft.has_pending_conf() {
             return Err(other("an earlier membership change may not be applied yet"));
+        }
+        if change.kind == ConfChangeKind::Remove
+            && self.raw.raft.state == StateRole::Leader
+            && !self.may_remove(change.node)
+        {
+            return Err(other("the member has what the others may lack, because the witness counts"));
         }
         let entry = wire::conf_change_entry(change, data)?;
         self.propose(vec![entry])

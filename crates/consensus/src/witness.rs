@@ -76,10 +76,24 @@ pub(crate) struct Witness {
     marked: u64,
     /// Index through which entries may be sent to the witness.
     sendable: u64,
-    /// Leader that this node followed last, and the tick at which its last message arrived.
+    /// Leader that this node followed before it led, and the tick at which its last message arrived; 0 if this node
+    /// has led since, because what it knew then is old.
     followed: (u64, u64),
-    /// Tick at which the witness last refused a pre-vote because its log is newer.
-    refused: Option<u64>,
+    /// Ticks of the first and the last refusal of a vote, by the witness, because its log is newer. Refusals that
+    /// follow each other closely belong together.
+    refused: Option<(u64, u64)>,
+}
+
+/// Entries that raft has made for the witness and that it may not have yet. They are without a gap, and all in
+/// memory, because they are not committed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(crate) struct Held {
+    /// Index of the first of them.
+    pub first: u64,
+    /// Index of the last of them.
+    pub last: u64,
+    /// Commit index of the newest append that raft has made.
+    pub commit: u64,
 }
 
 /// What a leader knows at the moment, as input of [`Witness::look`].
@@ -101,6 +115,8 @@ pub(crate) struct Moment<'a> {
     pub voters: &'a [(u64, u64)],
     /// Number of votes that are a quorum, the witness included.
     pub quorum: usize,
+    /// Index of the first entry that is not committed and removes a member that is in step; `None` if there is none.
+    pub removal: Option<u64>,
 }
 
 /// Entries that raft has made for the witness and that it may not have yet. They are without a gap, and all in
@@ -139,7 +155,9 @@ impl Witness {
     /// Sets the witness; 0 for none.
     pub fn set(&mut self, id: u64) {
         if self.id != id {
-            *self = Witness { followed: self.followed, ..Witness::new(id) };
+            // A leader has heard nothing of itself: what it knew before it led says nothing about the others now.
+            let followed = if self.term == 0 { self.followed } else { (0, 0) };
+            *self = Witness { followed, ..Witness::new(id) };
         }
     }
 
@@ -148,20 +166,36 @@ impl Witness {
         if leads {
             self.followed = (from, tick);
             self.refused = None;
+        } else if from == self.followed.0 {
+            self.followed.1 = tick;
         }
         if let Some(member) = self.members.get_mut(&from) {
             member.heard = tick;
         }
     }
 
-    /// Records that the witness has refused a pre-vote because its log is newer.
-    pub fn refused(&mut self, tick: u64) {
-        self.refused = Some(tick);
+    /// Records that the witness has refused this node its vote because its log is newer. Refusals belong together if
+    /// no more than three timeouts lie between them.
+    pub fn refused(&mut self, tick: u64, timeout: u64) {
+        let first = match self.refused {
+            Some((first, last)) if tick.saturating_sub(last) <= 3 * timeout => first,
+            _ => tick,
+        };
+        self.refused = Some((first, tick));
     }
 
-    /// Returns true if the witness has refused a pre-vote of this node in the last `ticks_max` ticks.
-    pub fn has_refused(&self, tick: u64, ticks_max: u64) -> bool {
-        self.refused.is_some_and(|at| tick.saturating_sub(at) <= ticks_max)
+    /// Returns true if the witness has refused this node its vote for two election timeouts, and lately.
+    pub fn has_refused(&self, tick: u64, timeout: u64) -> bool {
+        self.refused.is_some_and(|(first, last)| {
+            last.saturating_sub(first) >= 2 * timeout && tick.saturating_sub(last) <= 3 * timeout
+        })
+    }
+
+    /// Returns true if a member with data may be removed: the witness does not count, or the member is not one of those
+    /// that have what was committed with the witness. `own` is the id of this leader.
+    pub fn may_remove(&self, id: u64, own: u64) -> bool {
+        let has_all = id == own || self.members.get(&id).is_some_and(|member| member.in_step);
+        self.id == 0 || id == self.id || !self.counts() || !has_all
     }
 
     /// Forgets what belongs to a term in which this node led.
@@ -174,6 +208,11 @@ impl Witness {
     /// Returns true if the witness counts, or may have entries that a quorum of members with data has not.
     pub fn counts(&self) -> bool {
         self.term != 0 && self.mode != Mode::Off
+    }
+
+    /// Returns true if this leader waits for the member before it commits.
+    pub fn is_in_step(&self, id: u64) -> bool {
+        self.members.get(&id).is_some_and(|member| member.in_step)
     }
 
     /// Returns the index through which entries may be sent to the witness.
@@ -215,7 +254,7 @@ impl Witness {
     }
 
     fn begin_term(&mut self, moment: &Moment<'_>) {
-        let (leader, heard) = self.followed;
+        let (leader, heard) = std::mem::take(&mut self.followed);
         let was_silent = |id: u64| id == leader && moment.tick.saturating_sub(heard) >= moment.timeout;
         self.term = moment.term;
         self.members = moment
@@ -257,7 +296,10 @@ impl Witness {
         if counts {
             self.mode = Mode::Counts;
             let level = level(&mut present, moment.quorum - 1);
-            self.sendable = self.sendable.max(moment.committed).max(level);
+            // The removal of a member that is in step must not be committed with the witness: the others may lack what
+            // only that member has.
+            let fence = moment.removal.filter(|at| *at > safe).map_or(u64::MAX, |at| at - 1);
+            self.sendable = self.sendable.max(moment.committed).max(level.min(fence));
             return;
         }
         if self.mode == Mode::Counts {
@@ -308,6 +350,7 @@ mod tests {
                 last: own,
                 voters: &voters,
                 quorum: 2,
+                removal: None,
             };
             self.witness.look(&moment);
             (self.witness.sendable(), self.witness.counts())
@@ -386,6 +429,7 @@ mod tests {
                 last: matched[0],
                 voters: &voters,
                 quorum: 3,
+                removal: None,
             });
             (witness.sendable(), witness.counts())
         };

@@ -66,6 +66,8 @@ pub(crate) struct Account {
     /// Version that the peer announced last: the major number in the upper 32 bits, the minor number in the
     /// lower; 0 if it has announced none.
     release: AtomicU64,
+    /// True if the peer has said that it knows witnesses.
+    knows_witnesses: AtomicBool,
     /// Zone that the peer announced last; empty if it has announced none.
     zone: Mutex<Arc<str>>,
     apps: Allowance,
@@ -81,6 +83,7 @@ impl Account {
             is_member: AtomicBool::new(false),
             active_since: Mutex::new(None),
             release: AtomicU64::new(0),
+            knows_witnesses: AtomicBool::new(false),
             zone: Mutex::new("".into()),
             apps: Allowance::new(QUEUED_APP_BYTES_MAX),
             others: Allowance::new(QUEUED_OTHER_BYTES_MAX),
@@ -92,6 +95,11 @@ impl Account {
     pub(crate) fn release(&self) -> Option<(u32, u32)> {
         let release = self.release.load(Ordering::Relaxed);
         (release != 0).then_some(((release >> 32) as u32, release as u32))
+    }
+
+    /// Returns true if the peer has last said that it knows witnesses.
+    pub(crate) fn knows_witnesses(&self) -> bool {
+        self.knows_witnesses.load(Ordering::Relaxed)
     }
 
     /// Returns the zone that the peer announced last; empty if it has announced none.
@@ -108,6 +116,7 @@ impl Account {
             *known = zone.into();
         }
         drop(known);
+        self.knows_witnesses.store(identity::knows_witnesses(headers), Ordering::Relaxed);
         if let Some((major, minor)) = identity::release(headers) {
             self.release.store(u64::from(major) << 32 | u64::from(minor), Ordering::Relaxed);
         }

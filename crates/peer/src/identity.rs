@@ -205,6 +205,7 @@ mod tests {
             seen,
             [
                 "x-etcd-cluster-id: f",
+                "x-mainstay-witness: 1",
                 "x-mainstay-zone: north",
                 "x-min-cluster-version: 3.0.0",
                 "x-peerurls: http://a:1,http://b:2",

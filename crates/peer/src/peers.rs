@@ -92,6 +92,12 @@ impl Peers {
         self.inbox.account(id)?.release()
     }
 
+    /// Returns true if the last request or answer of a peer said that it knows witnesses. Members that run etcd, and
+    /// older versions of Mainstay, do not say so.
+    pub fn knows_witnesses(&self, id: u64) -> bool {
+        self.inbox.account(id).is_some_and(|account| account.knows_witnesses())
+    }
+
     /// Returns the zone that a peer last announced in the headers of its requests and answers; empty if it has
     /// announced none.
     pub fn zone(&self, id: u64) -> Arc<str> {

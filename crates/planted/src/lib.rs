@@ -85,6 +85,8 @@ bugs! {
     WitnessCampaigns = "witness-campaigns";
     /// consensus: a witness votes for a candidate whose log is behind its own.
     WitnessVotesBehind = "witness-votes-behind";
+    /// consensus: a member with data may be removed while the witness counts, although the others may lack what it has.
+    WitnessOutlivesTheData = "witness-outlives-the-data";
     /// consensus: a forwarded proposal is accepted in any term, although its sender may have proposed it
     /// again.
     ForwardedInAnyTerm = "forwarded-in-any-term";

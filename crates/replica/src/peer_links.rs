@@ -41,6 +41,11 @@ pub trait PeerLinks: Send + Sync + 'static {
     /// announced none. A member announces its release with or before its first message.
     fn release(&self, id: u64) -> Option<(u32, u32)>;
 
+    /// Returns true if the member has said that it knows witnesses, voters without keys.
+    fn knows_witnesses(&self, _id: u64) -> bool {
+        true
+    }
+
     /// Returns the zone that the member announced last; empty if it has announced none.
     fn zone(&self, _id: u64) -> Arc<str> {
         "".into()
@@ -80,6 +85,10 @@ impl PeerLinks for Peers {
 
     fn release(&self, id: u64) -> Option<(u32, u32)> {
         Peers::release(self, id)
+    }
+
+    fn knows_witnesses(&self, id: u64) -> bool {
+        Peers::knows_witnesses(self, id)
     }
 
     fn zone(&self, id: u64) -> Arc<str> {

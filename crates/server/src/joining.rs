@@ -64,6 +64,13 @@ pub enum JoinError {
         /// True if the cluster has it as a witness.
         is_witness: bool,
     },
+    /// A witness without data has run before. It has forgotten its votes, and the terms of entries.
+    WitnessLost {
+        /// Id of the witness.
+        member_id: u64,
+    },
+    /// A witness without data was started before the members.
+    WitnessFirst,
     /// None of an observer's feeders answers.
     NoFeeder,
     /// The mark of an observer's directory cannot be written or read. Contains the reason.
@@ -101,6 +108,16 @@ impl fmt::Display for JoinError {
             JoinError::UnknownName { name } => {
                 write!(f, "the cluster has no member named {name:?}")
             }
+            JoinError::WitnessLost { member_id } => write!(
+                f,
+                "witness {member_id:x} has run before, and its directory is empty: it has forgotten its votes, so it must not \
+                 come back as itself; remove it (`mainstay ctl member remove {member_id:x}`), and add it again with \
+                 `mainstay ctl member add --witness`"
+            ),
+            JoinError::WitnessFirst => f.write_str(
+                "no member answers that could say whether this witness has run before: start the members first, which form \
+                 the cluster without it",
+            ),
             JoinError::OtherKind { name, is_witness: true } => write!(
                 f,
                 "the cluster has {name:?} as a witness, which keeps no keys: start it with `mainstay witness`"
@@ -142,6 +159,9 @@ fn others(bootstrap: &Bootstrap) -> Vec<String> {
 fn form(bootstrap: &Bootstrap, tls: Option<&ClientTls>, logger: &Logger) -> Result<Beginning, JoinError> {
     // The other members are asked whether this member has run before. If it had, and now returned with an
     // empty directory, it could vote twice in the same raft term.
+    let is_witness =
+        bootstrap.members.iter().any(|member| member.id == bootstrap.local_id && member.is_witness);
+    let mut answered = false;
     for url in others(bootstrap) {
         let members = match members_of(&url, BOOTSTRAPPED_TIMEOUT, tls) {
             Ok((_, members)) => members,
@@ -153,13 +173,27 @@ fn form(bootstrap: &Bootstrap, tls: Option<&ClientTls>, logger: &Logger) -> Resu
                 continue;
             }
         };
-        let own = members.iter().find(|member| member.id == bootstrap.local_id);
-        if own.is_some_and(|member| !member.client_urls.is_empty()) {
-            return Err(JoinError::Bootstrapped { member_id: bootstrap.local_id });
+        answered = true;
+        if has_run(&members, bootstrap.local_id) {
+            return Err(match is_witness {
+                true => JoinError::WitnessLost { member_id: bootstrap.local_id },
+                false => JoinError::Bootstrapped { member_id: bootstrap.local_id },
+            });
         }
-        break;
+        if !is_witness {
+            break;
+        }
+    }
+    if is_witness && !answered {
+        // The members form the cluster without it, and know whether it has run before.
+        return Err(JoinError::WitnessFirst);
     }
     Ok(first_of(bootstrap))
+}
+
+/// Returns true if the member with this id has run before: it has published its client URLs.
+fn has_run(members: &[Member], id: u64) -> bool {
+    members.iter().any(|member| member.id == id && !member.client_urls.is_empty())
 }
 
 /// Returns the identity and first entries of a member that forms a cluster with the members of its
@@ -239,6 +273,9 @@ fn join(
         return Err(JoinError::UnknownName { name: config.name.clone() });
     };
     let recorded = existing.iter().any(|member| member.id == member_id && member.is_witness);
+    if recorded && has_run(&existing, member_id) {
+        return Err(JoinError::WitnessLost { member_id });
+    }
     if recorded != config.is_witness {
         return Err(JoinError::OtherKind { name: config.name.clone(), is_witness: recorded });
     }

@@ -8,6 +8,7 @@ use raft::StateRole;
 use raft::eraftpb::{self, MessageType};
 
 use super::farewell::FAREWELL;
+use super::witness::Heard;
 use super::{Node, other};
 use crate::event::Refusal;
 use crate::validate;
@@ -40,7 +41,8 @@ impl Node {
             return self.receive_of_observer(message);
         }
         let (kind, from, term) = (message.get_msg_type(), message.from, message.term);
-        let reject = message.reject;
+        let heard = Heard { kind, from, term, reject: message.reject };
+        let own_term = self.raw.raft.term;
         let hint = message.reject_hint;
         let no_etcd = kind == MessageType::MsgHeartbeat && hint == BINDS_AND_NO_ETCD;
         let binds = (hint == BINDS_PROPOSALS || no_etcd)
@@ -69,6 +71,10 @@ impl Node {
             // so the request is ignored. If no other member campaigns either, the leader accepts proposals
             // again after a timeout.
             MessageType::MsgTimeoutNow if !self.may_campaign() => return Ok(()),
+            // A peer that has not heard yet that the member is a witness.
+            MessageType::MsgTransferLeader if from == self.witness.id() => {
+                return Err(other("a transfer of leadership to the witness"));
+            }
             MessageType::MsgTransferLeader if message.term == self.raw.raft.term => message.term = 0,
             MessageType::MsgReadIndex => return self.read(message),
             // A member that binds its proposal to a term proposes it again when it learns of a new leader.
@@ -91,6 +97,9 @@ impl Node {
             MessageType::MsgPropose if self.raw.raft.leader_id == 0 => {
                 return if self.wait_for_leader(message) { Ok(()) } else { Err(Refusal::NoLeader) };
             }
+            MessageType::MsgPropose if self.proposes_unsafe_removal(&message) => {
+                return Err(other("a removal of a member that has what the others may lack"));
+            }
             // The raft crate would append an empty entry instead of this change, so the change waits.
             MessageType::MsgPropose if self.is_early_change(&message) => {
                 if self.early_changes.len() >= EARLY_CHANGES_MAX {
@@ -111,7 +120,7 @@ impl Node {
             Err(raft::Error::ProposalDropped) => return Err(Refusal::NoLeader),
             Err(e) => return Err(other(e)),
         }
-        self.note_heard(kind, from, term, reject);
+        self.note_heard(heard, own_term);
         if self.raw.raft.leader_id == from && self.raw.raft.term == term {
             if binds {
                 self.programs.binds(term);
@@ -177,7 +186,9 @@ impl Node {
                     continue;
                 }
                 // An error is ignored: a proposal that the raft crate drops is lost, as in etcd.
-                let _ = self.raw.raft.step(message);
+                if !self.proposes_unsafe_removal(&message) {
+                    let _ = self.raw.raft.step(message);
+                }
             }
         }
     }
@@ -197,6 +208,9 @@ impl Node {
             self.early_changes.clear();
         } else if !self.raw.raft.has_pending_conf() && self.transferring().is_none() {
             let message = self.early_changes.remove(0);
+            if self.proposes_unsafe_removal(&message) {
+                return;
+            }
             // If raft drops this forwarded membership change, it is as if the network had lost it, so the
             // error is ignored.
             let _ = self.raw.raft.step(message);

@@ -10,6 +10,8 @@ use raft::eraftpb::{self, EntryType, MessageType};
 use raft::{GetEntriesContext, StateRole};
 
 use super::{APPEND_BYTES_MAX, Node};
+use crate::entry::ConfChangeKind;
+use crate::wire;
 use crate::witness::{Held, Moment};
 
 /// Field number in `InternalRaftRequest` of an alarm, which concerns a member.
@@ -30,27 +32,71 @@ impl Node {
         self.witness.counts()
     }
 
-    /// Returns true if no leader is known, and the witness has refused this member its vote lately, because the
-    /// witness has newer entries, whose values only a member has that is down.
+    /// Returns true if no leader is known, and the witness has refused this member its vote for two election timeouts,
+    /// because the witness has newer entries, whose values only a member has that is down.
     pub fn is_behind_witness(&self) -> bool {
         self.raw.raft.leader_id == 0
-            && self.witness.has_refused(self.ticks, 3 * self.config.election_ticks as u64)
+            && self.witness.has_refused(self.ticks, self.config.election_ticks as u64)
     }
 
-    /// Takes note of a message that was accepted.
-    pub(super) fn note_heard(&mut self, kind: MessageType, from: u64, term: u64, reject: bool) {
+    /// Returns true if this leader may propose to remove the member. It must not while the witness counts and the member
+    /// has what was committed with the witness, because the others may lack it.
+    pub fn may_remove(&self, id: MemberId) -> bool {
+        planted::is(Bug::WitnessOutlivesTheData) || self.witness.may_remove(id.0, self.config.id.0)
+    }
+
+    /// Returns an error if this node is told to be a witness and the cluster has it as a member with data, or the other
+    /// way round: it would acknowledge values that it does not keep.
+    pub(super) fn check_kind(&self, own_is_witness: bool) -> Result<(), crate::event::NodeBug> {
+        if own_is_witness == self.config.is_witness {
+            return Ok(());
+        }
+        let kind = |is_witness| if is_witness { "a witness" } else { "a member with data" };
+        Err(crate::event::NodeBug(format!(
+            "this process is {}, and the cluster has it as {}",
+            kind(self.config.is_witness),
+            kind(own_is_witness)
+        )))
+    }
+
+    /// Takes note of a message that was accepted. `own_term` is this node's term before the message.
+    pub(super) fn note_heard(&mut self, heard: Heard, own_term: u64) {
+        let Heard { kind, from, term, reject } = heard;
         let raft = &self.raw.raft;
         let leads = raft.leader_id == from && raft.term == term;
         self.witness.heard(from, leads, self.ticks);
-        // The witness answers a pre-vote of a newer term with its own term and a rejection only if its log is
-        // newer than the candidate's.
-        if kind == MessageType::MsgRequestPreVoteResponse
-            && reject
-            && from == self.witness.id()
-            && term <= raft.term
-        {
-            self.witness.refused(self.ticks);
+        // A refusal because of the candidate's term names a newer one. One that does not is about the log; or, if it
+        // refuses a vote and not a pre-vote, about a vote for another candidate, which nobody repeats for long.
+        let answers =
+            matches!(kind, MessageType::MsgRequestPreVoteResponse | MessageType::MsgRequestVoteResponse);
+        if answers && reject && from == self.witness.id() && term <= own_term {
+            self.witness.refused(self.ticks, self.config.election_ticks as u64);
         }
+    }
+
+    /// Returns true if a message proposes, to this leader, a removal that it must not propose now.
+    pub(super) fn proposes_unsafe_removal(&self, message: &eraftpb::Message) -> bool {
+        self.raw.raft.state == StateRole::Leader
+            && message.get_msg_type() == MessageType::MsgPropose
+            && message.entries.iter().filter_map(removed_by).any(|id| !self.may_remove(id))
+    }
+
+    /// Returns the index of the first entry that is not committed and removes a member that is in step.
+    fn removal_under_way(&self) -> Option<u64> {
+        let raft = &self.raw.raft;
+        if !raft.has_pending_conf() || planted::is(Bug::WitnessOutlivesTheData) {
+            return None;
+        }
+        let log = &raft.raft_log;
+        let unstable = &log.unstable;
+        let stable = self.raw.store().between(log.committed, unstable.offset.saturating_sub(1));
+        let entries = stable.chain(unstable.entries.iter().filter(|entry| entry.index > log.committed));
+        let (own, witness) = (self.config.id.0, self.witness.id());
+        let mut removals = entries.filter(|entry| {
+            removed_by(entry)
+                .is_some_and(|id| id.0 != witness && (id.0 == own || self.witness.is_in_step(id.0)))
+        });
+        removals.next().map(|entry| entry.index)
     }
 
     /// Brings up to date what this leader may send to the witness, and sends it.
@@ -66,6 +112,7 @@ impl Node {
             self.witness.stop_leading();
             return;
         }
+        let removal = self.removal_under_way();
         let prs = raft.prs();
         let is_voter = |member: u64| member != id && prs.conf().voters().contains(member);
         let mut voters: Vec<(u64, u64)> = prs
@@ -85,6 +132,7 @@ impl Node {
             last: raft.raft_log.last_index(),
             voters: &voters,
             quorum: votes / 2 + 1,
+            removal,
         });
         self.release();
     }
@@ -194,6 +242,22 @@ impl Node {
         (self.config.is_witness || self.config.id.0 == self.witness.id())
             && !planted::is(Bug::WitnessCampaigns)
     }
+}
+
+/// A message of another member, as far as it says something about that member.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Heard {
+    pub kind: MessageType,
+    pub from: u64,
+    pub term: u64,
+    pub reject: bool,
+}
+
+/// Returns the member that an entry removes, if it removes one.
+fn removed_by(entry: &eraftpb::Entry) -> Option<MemberId> {
+    let is_change = entry.entry_type == EntryType::EntryConfChange;
+    let change = is_change.then(|| wire::decode_conf_change(&entry.context).ok())??;
+    (change.kind == ConfChangeKind::Remove).then_some(change.node)
 }
 
 /// Empties the payloads of entries that a witness does not need.

@@ -9,3 +9,4 @@ mod scenarios;
 mod sim;
 mod transcripts;
 mod witness;
+mod witness_losses;

@@ -18,7 +18,7 @@ const ADD_PEER_URLS: Flag<String> =
 const LEARNER: Flag<bool> = Flag::bool("learner", "indicates if the new member is raft learner");
 const WITNESS: Flag<bool> = Flag::bool(
     "witness",
-    "adds a witness, a vote without keys (started with `mainstay witness`); only members of Mainstay know this",
+    "adds a witness, a vote without keys, started with mainstay witness; only members of Mainstay know this",
 );
 const UPDATE_PEER_URLS: Flag<String> =
     Flag::text("peer-urls", "", "comma separated peer URLs for the updated member.");

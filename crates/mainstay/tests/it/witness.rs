@@ -34,12 +34,11 @@ fn spawn(cluster: &mut Cluster, at: usize) {
 /// Starts two members and a witness, and waits until all serve.
 fn start(name: &str) -> Cluster {
     let mut cluster = Cluster::plan(name, 3, &["--initial-cluster-witness=m2", "--snapshot-count=100"]);
-    for at in 0..3 {
-        spawn(&mut cluster, at);
-    }
-    for at in 0..3 {
-        cluster.member(at).wait_for(READY);
-    }
+    // The members form the cluster without the witness, and say that it has not run before.
+    MEMBERS.into_iter().for_each(|at| spawn(&mut cluster, at));
+    MEMBERS.into_iter().for_each(|at| drop(cluster.member(at).wait_for(READY)));
+    spawn(&mut cluster, WITNESS);
+    cluster.member(WITNESS).wait_for(READY);
     cluster
 }
 
@@ -167,8 +166,17 @@ fn a_witness_answers_no_keys_and_is_never_taken_for_a_member() {
             .await;
             assert_eq!(refused, error::TOO_MANY_WITNESSES);
         }
-        // Its directory is no member's, nor the other way round.
+        // A witness whose disk was lost has forgotten its votes.
         cluster.kill(WITNESS);
+        let dir = cluster.slots[WITNESS].data_dir.clone();
+        let kept = cluster.dir.join("kept");
+        std::fs::rename(&dir, &kept).expect("it is moved");
+        spawn(&mut cluster, WITNESS);
+        let said = cluster.take(WITNESS).refuses();
+        assert!(said.contains("has run before, and its directory is empty"), "{said}");
+        let _ = std::fs::remove_dir_all(&dir);
+        std::fs::rename(&kept, &dir).expect("it is moved back");
+        // Its directory is no member's, nor the other way round.
         cluster.kill(1 - leader);
         let as_member = cluster.command(WITNESS);
         cluster.spawn_with(WITNESS, as_member);

@@ -102,6 +102,8 @@ pub(super) struct ChangeContext<'a> {
     pub applied_term: Term,
     /// Returns the time since when the member with this id has been connected; `None` if it is not.
     pub active_since: &'a dyn Fn(u64) -> Option<Instant>,
+    /// Returns true if the member with this id has said that it knows witnesses.
+    pub knows_witnesses: &'a dyn Fn(u64) -> bool,
     /// Returns a voter that could take over leadership immediately; `None` if there is none.
     pub successor: &'a dyn Fn() -> Option<MemberId>,
 }
@@ -220,14 +222,25 @@ impl Membership {
         }
         if let MemberChange::Add(member) = change
             && member.is_witness
-            && !present.node.has_no_etcd()
+            && !(present.node.has_no_etcd() && self.all_know_witnesses(present))
         {
             return Err(error::WITNESS_BESIDE_ETCD);
+        }
+        if let MemberChange::Remove(id) = change
+            && present.leads
+            && !present.node.may_remove(MemberId(*id))
+        {
+            return Err(error::REMOVAL_WHILE_WITNESS_COUNTS);
         }
         let learners_max = self.learners_max(present.node);
         let (_, wire) = change.to_raft(0, learners_max);
         let learners_max = usize::try_from(learners_max).unwrap_or(usize::MAX);
         machine::validate(present.members, &wire, learners_max)
+    }
+
+    fn all_know_witnesses(&self, present: ChangeContext<'_>) -> bool {
+        let mut others = present.members.by_id.keys().filter(|id| **id != self.rules.own);
+        others.all(|id| (present.knows_witnesses)(*id))
     }
 
     /// Returns the maximum number of learners that a change proposed now may lead to. If a member may run
@@ -314,7 +327,9 @@ impl Membership {
     /// Waiting loses nothing: while the other member is down, no entry can be committed anyway.
     fn departs(&mut self, since: Instant, present: ChangeContext<'_>, now: Instant) -> Departure {
         let attempt = self.rules.election_timeout;
-        let voters = present.node.voters().len();
+        // A witness cannot take over, so it does not count.
+        let witness = present.node.witness();
+        let voters = present.node.voters().into_iter().filter(|id| *id != witness).count();
         let late = voters > 2 && now.saturating_duration_since(since) >= attempt * DEPARTURE_TIMEOUTS;
         if !present.leads || late || voters < 2 || planted::is(Bug::RemovedLeading) {
             return Departure::Goes;

@@ -40,6 +40,7 @@ fn what_would_cost_the_quorum_is_refused() {
         leads: true,
         applied_term: Term(0),
         active_since,
+        knows_witnesses: &|_| true,
         successor: &|| None,
     };
     let later = now + HEALTHY_FOR;
@@ -78,6 +79,7 @@ fn a_member_is_added_where_those_that_are_there_are_a_quorum_without_it() {
                 leads: true,
                 applied_term: Term(0),
                 active_since: &active_since,
+                knows_witnesses: &|_| true,
                 successor: &|| None,
             };
             let added = MemberChange::Add(Member { id: 9, is_learner, ..Member::default() });
@@ -100,6 +102,7 @@ fn a_leader_of_two_hands_over_before_it_is_removed_and_pauses_in_between() {
         leads,
         applied_term: node.status().term,
         active_since: &active_since,
+        knows_witnesses: &|_| true,
         successor: &|| Some(MemberId(2)),
     };
     membership.rules.strict = false;
@@ -168,6 +171,7 @@ fn a_change_is_judged_again_when_it_is_proposed() {
                 leads: true,
                 applied_term: Term(0),
                 active_since: &active_since,
+                knows_witnesses: &|_| true,
                 successor: &|| None,
             };
             match change {

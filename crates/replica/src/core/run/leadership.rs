@@ -31,7 +31,8 @@ impl Core {
     pub(super) fn watch_disk(&mut self, now: Instant) -> Result<(), Fatal> {
         let oldest = self.space.room.oldest();
         let members = &self.machine.members;
-        let has_others = || members.voters().len() >= 2;
+        // A witness cannot take over.
+        let has_others = || members.data_voters().len() >= 2;
         let step = self.leadership.watch_disk(oldest, self.options.election_timeout, has_others, now);
         if let Some(stalled) = step.stalled {
             self.step(if stalled { Event::DiskStalled } else { Event::DiskRecovered })?;

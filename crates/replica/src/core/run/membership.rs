@@ -27,6 +27,7 @@ impl Core {
         let Core { membership, node, machine, leadership, shared, .. } = self;
         let peers = shared.cluster.peers();
         let active_since = |id| peers.and_then(|peers| peers.active_since(id));
+        let knows_witnesses = |id| peers.is_some_and(|peers| peers.knows_witnesses(id));
         let successor = || successor(node, machine, shared);
         let present = membership::ChangeContext {
             members: &machine.members,
@@ -34,6 +35,7 @@ impl Core {
             leads: leadership.leads(),
             applied_term: machine.applied_term,
             active_since: &active_since,
+            knows_witnesses: &knows_witnesses,
             successor: &successor,
         };
         ask(membership, present)
