@@ -119,18 +119,6 @@ pub(crate) struct Moment<'a> {
     pub removal: Option<u64>,
 }
 
-/// Entries that raft has made for the witness and that it may not have yet. They are without a gap, and all in
-/// memory, because they are not committed.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub(crate) struct Held {
-    /// First of the entries.
-    pub first: u64,
-    /// Last of the entries.
-    pub last: u64,
-    /// Commit index of the newest append that raft has made.
-    pub commit: u64,
-}
-
 impl Witness {
     /// Returns the state of a node that starts in a cluster with this witness; 0 for none.
     pub fn new(id: u64) -> Witness {

@@ -143,6 +143,7 @@ fn a_learner_whose_url_changes_stays_one_for_members_of_old_etcd() {
             leads: true,
             applied_term: Term(0),
             active_since: &|_| None,
+            knows_witnesses: &|_| true,
             successor: &|| None,
         };
         let update = Member { id: 3, peer_urls: vec!["http://three:2380".to_owned()], ..Member::default() };
@@ -220,6 +221,7 @@ fn the_entry_carries_the_limit_that_members_of_etcd_have() {
             leads: false,
             applied_term: Term(0),
             active_since: &|_| None,
+            knows_witnesses: &|_| true,
             successor: &|| None,
         };
         let learner = Member { id: 7, is_learner: true, ..Member::default() };
