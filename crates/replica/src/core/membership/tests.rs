@@ -142,6 +142,7 @@ fn a_learner_whose_url_changes_stays_one_for_members_of_old_etcd() {
             node: &node,
             leads: true,
             applied_term: Term(0),
+            knows_witnesses: &|_| true,
             active_since: &|_| None,
             successor: &|| None,
         };
@@ -219,6 +220,7 @@ fn the_entry_carries_the_limit_that_members_of_etcd_have() {
             node: &node,
             leads: false,
             applied_term: Term(0),
+            knows_witnesses: &|_| true,
             active_since: &|_| None,
             successor: &|| None,
         };
