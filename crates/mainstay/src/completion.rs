@@ -172,7 +172,7 @@ mod tests {
         let mut sorted = names.clone();
         sorted.sort_unstable();
         assert_eq!(sorted, commands, "each command that there is");
-        let check = &tree.below[9];
+        let check = tree.below.iter().find(|below| below.name == "check").expect("it is there");
         let checks: Vec<&str> = check.below.iter().map(|below| below.name).collect();
         assert_eq!(checks, ["disk", "network", "datascale", "perf"]);
         assert!(tree.flags.iter().any(|flag| flag.name == "listen-client-urls" && flag.takes_value));
