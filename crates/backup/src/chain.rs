@@ -7,6 +7,9 @@ use crate::object::sha256;
 use crate::store::{Creation, Store};
 use crate::trouble::{Fault, Trouble};
 
+/// Highest index and number that is accepted: half of the range, so that sums cannot overflow.
+const NUMBER_MAX: u64 = u64::MAX / 2;
+
 /// The chain of one cluster in a store.
 #[derive(Clone, Copy)]
 pub struct Chain<'s> {
@@ -112,6 +115,17 @@ impl<'s> Chain<'s> {
                 format!("is manifest {} of cluster {}", manifest.sequence, manifest.cluster),
             ));
         }
+        let chunks = manifest.base.iter().flat_map(|base| &base.chunks).map(|chunk| &chunk.object);
+        let mut objects = chunks
+            .chain(manifest.parts.iter().map(|part| &part.object))
+            .chain(manifest.catalog.iter().map(|catalog| &catalog.object))
+            .chain(manifest.epochs.iter().map(|epoch| &epoch.catalog));
+        let positions = [manifest.at.index, manifest.sequence].into_iter();
+        let indexes = manifest.parts.iter().flat_map(|part| [part.first, part.at.index]);
+        let is_high = |number: u64| number > NUMBER_MAX;
+        if !objects.all(crate::object::Object::is_sound) || positions.chain(indexes).any(is_high) {
+            return Err(Trouble::damaged(&name, "has a name or a number that no backup has"));
+        }
         Ok((manifest, sha256(&data)))
     }
 
@@ -127,6 +141,10 @@ impl<'s> Chain<'s> {
             .map_err(|error| Trouble::damaged(&name, format!("cannot be read: {error}")))?;
         if catalog.format != FORMAT || catalog.cluster != self.cluster || catalog.epoch != epoch {
             return Err(Trouble::damaged(&name, "is not the catalog of this epoch"));
+        }
+        let is_high = |part: &Part| part.first > NUMBER_MAX || part.at.index > NUMBER_MAX;
+        if !catalog.parts.iter().all(|part| part.object.is_sound() && !is_high(part)) {
+            return Err(Trouble::damaged(&name, "has a name or a number that no backup has"));
         }
         Ok(catalog)
     }

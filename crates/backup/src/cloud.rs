@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use bytes::Bytes;
-use object_store::aws::AmazonS3Builder;
+use object_store::aws::{AmazonS3Builder, Checksum};
 use object_store::azure::MicrosoftAzureBuilder;
 use object_store::gcp::GoogleCloudStorageBuilder;
 use object_store::path::Path;
@@ -16,10 +16,11 @@ use crate::store::{Creation, Listing, Store};
 use crate::trouble::{Fault, Trouble};
 
 /// Time limit of one request. An object has at most some tens of MiB.
-const REQUEST_TIMEOUT: Duration = Duration::from_secs(60);
+const REQUEST_TIMEOUT: Duration = Duration::from_secs(25);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Attempts that the client makes itself for a request that failed; after them the caller decides.
-const RETRIES_MAX: usize = 2;
+/// Attempts that the client makes itself for a request that failed: none, because the caller decides, and must be able
+/// to end within a request's time.
+const RETRIES_MAX: usize = 0;
 
 /// A bucket, and the prefix of the names in it.
 pub struct CloudStore {
@@ -60,7 +61,9 @@ impl CloudStore {
                 let mut builder = AmazonS3Builder::from_env()
                     .with_bucket_name(bucket)
                     .with_client_options(options)
-                    .with_retry(retry);
+                    .with_retry(retry)
+                    // A bucket with object lock takes no object without one.
+                    .with_checksum_algorithm(Checksum::SHA256);
                 if let Some(keys) = SharedFile::of_environment().and_then(|file| file.read().transpose()) {
                     let keys = keys.map_err(|error| Trouble::new(Fault::Denied, error))?;
                     builder = builder

@@ -71,6 +71,7 @@ impl Collector {
         }
         let Some(mut read) = self.read else { return Ok(()) };
         let position = source.position();
+        self.newest_ms = self.newest_ms.max(queue.floor_ms());
         self.behind_ms = self.newest_ms.saturating_sub(wall_ms);
         let time_ms = wall_ms.max(self.newest_ms);
         while read < position.index {
@@ -82,11 +83,12 @@ impl Collector {
                 Fetched::Gone => {
                     self.part = PartWriter::new(self.cluster_id);
                     self.read = Some(position.index);
-                    queue.gap(format!(
+                    let reason = format!(
                         "the log no longer had the entries {} to {}, because they could not be shipped before",
                         read + 1,
                         position.index
-                    ));
+                    );
+                    queue.gap(reason, position.index);
                     return Ok(());
                 }
             };

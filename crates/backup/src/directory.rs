@@ -1,7 +1,7 @@
 //! A directory as a store, for `file:///dir`.
 
 use std::fs::{self, File, OpenOptions};
-use std::io::{self, ErrorKind, Write as _};
+use std::io::{self, ErrorKind, Read as _, Write as _};
 use std::os::unix::fs::OpenOptionsExt as _;
 use std::path::{Path, PathBuf};
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -22,6 +22,8 @@ pub struct DirectoryStore {
     root: PathBuf,
     url: String,
     next: AtomicU64,
+    /// Random number of this process, so that no other one uses the same names for unfinished files.
+    own: u64,
 }
 
 impl DirectoryStore {
@@ -42,7 +44,12 @@ impl DirectoryStore {
             ));
         }
         let url = format!("file://{}", root.display());
-        Ok(DirectoryStore { root: root.to_path_buf(), url, next: AtomicU64::new(0) })
+        let mut random = [0; 8];
+        File::open("/dev/urandom")
+            .and_then(|mut file| file.read_exact(&mut random))
+            .map_err(|error| Trouble::new(Fault::Refused, format!("cannot read random numbers: {error}")))?;
+        let own = u64::from_ne_bytes(random);
+        Ok(DirectoryStore { root: root.to_path_buf(), url, next: AtomicU64::new(0), own })
     }
 
     fn failed(&self, doing: &str, path: &Path, error: &io::Error) -> Trouble {
@@ -65,29 +72,29 @@ impl DirectoryStore {
 impl Store for DirectoryStore {
     fn create(&self, name: &str, data: Bytes) -> Result<Creation, Trouble> {
         let path = self.root.join(name);
+        let directory = path.parent().unwrap_or(&self.root).to_path_buf();
         if path.try_exists().map_err(|error| self.failed("look for", &path, &error))? {
+            // A process that was killed after the link may not have made it durable.
+            sync(&directory).map_err(|error| self.failed("sync", &directory, &error))?;
             return Ok(Creation::Existed);
         }
-        let directory = path.parent().unwrap_or(&self.root).to_path_buf();
         if !self.root.is_dir() {
             return Err(self.failed("write", &path, &ErrorKind::NotFound.into()));
         }
         create_directories(&self.root, &directory)
             .map_err(|error| self.failed("create", &directory, &error))?;
         let number = self.next.fetch_add(1, Ordering::Relaxed);
-        let making = directory.join(format!("{UNFINISHED}{}-{number}", std::process::id()));
+        let making = directory.join(format!("{UNFINISHED}{:016x}-{number}", self.own));
         let write = || -> io::Result<Creation> {
-            // A process with the same id may have left such a file before the machine was started again.
-            match fs::remove_file(&making) {
-                Err(error) if error.kind() != ErrorKind::NotFound => return Err(error),
-                _ => {}
-            }
             let mut file = OpenOptions::new().write(true).create_new(true).mode(0o600).open(&making)?;
             file.write_all(&data)?;
             file.sync_all()?;
             match fs::hard_link(&making, &path) {
                 Ok(()) => {}
-                Err(error) if error.kind() == ErrorKind::AlreadyExists => return Ok(Creation::Existed),
+                Err(error) if error.kind() == ErrorKind::AlreadyExists => {
+                    sync(&directory)?;
+                    return Ok(Creation::Existed);
+                }
                 Err(error) => return Err(error),
             }
             sync(&directory)?;

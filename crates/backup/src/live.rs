@@ -91,6 +91,10 @@ impl Source for LiveSource {
         }
     }
 
+    fn check(&self) -> Result<(), Trouble> {
+        self.refuse_wrong()
+    }
+
     fn is_current(&self) -> bool {
         (self.is_current)(&self.shared)
     }

@@ -77,6 +77,18 @@ impl Object {
         Ok(data)
     }
 
+    /// Returns true if the name is one that [`Object::put`] gives, and not one that leads out of the backup.
+    pub fn is_sound(&self) -> bool {
+        let hex =
+            |text: &str, len: usize| text.len() == len && text.bytes().all(|byte| byte.is_ascii_hexdigit());
+        let Some((directory, name)) = self.name.strip_prefix("data/").and_then(|rest| rest.split_once('/'))
+        else {
+            return false;
+        };
+        let (digest, number) = name.split_once('-').unwrap_or((name, "1"));
+        hex(directory, 2) && hex(digest, 64) && hex(&self.sha256, 64) && number.len() == 1 && hex(number, 1)
+    }
+
     /// Returns an error that says how the bytes differ from those of the object.
     ///
     /// # Errors

@@ -33,6 +33,8 @@ const ENTRY_HEAD_BYTES: usize = 13;
 pub const BLOCK_BYTES: usize = 8 << 20;
 /// Maximum number of bytes of the entries of a block, which bounds the memory for reading one.
 const BLOCK_BYTES_MAX: usize = 1 << 30;
+/// Bytes of the entries of a block above which it must have only one.
+const SEVERAL_BYTES_MAX: usize = 64 << 20;
 /// zstd's level of compression: the fastest, because entries are compressed while they arrive.
 const LEVEL: i32 = 1;
 
@@ -212,6 +214,9 @@ impl PartReader {
             return Err("has a block that is too large");
         }
         let (first, last) = (u64_at(&block, 24), u64_at(&block, 32));
+        if last > u64::MAX / 2 {
+            return Err("has an index that no log reaches");
+        }
         let raw = Bytes::from(decompress(&block[BLOCK_HEAD_BYTES..], raw_len)?);
         let entries = entries(raw, first)?;
         if first.checked_add(entries.len() as u64) != last.checked_add(1) || entries.is_empty() {
@@ -243,7 +248,7 @@ pub fn merge(parts: &[Bytes], cluster_id: u64) -> Result<Bytes, &'static str> {
 }
 
 fn entries(mut raw: Bytes, first: u64) -> Result<Vec<Entry>, &'static str> {
-    let mut entries = Vec::new();
+    let (mut entries, all) = (Vec::new(), raw.len());
     while !raw.is_empty() {
         if raw.len() < ENTRY_HEAD_BYTES {
             return Err("has an entry that is cut");
@@ -252,6 +257,9 @@ fn entries(mut raw: Bytes, first: u64) -> Result<Vec<Entry>, &'static str> {
         let len = u32_at(&head, 9) as usize;
         if len > raw.len() {
             return Err("has an entry that is cut");
+        }
+        if all > SEVERAL_BYTES_MAX && !entries.is_empty() {
+            return Err("has a block with more entries than any part");
         }
         let index = first.checked_add(entries.len() as u64).ok_or("has an index that no log reaches")?;
         entries.push(Entry {

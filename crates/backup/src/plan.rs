@@ -19,7 +19,7 @@ pub enum Moment {
     TimeMs(u64),
 }
 
-/// What a restore reads.
+/// Base and parts that a restore reads.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Plan {
     /// Number of the manifest that begins the epoch.
@@ -133,9 +133,12 @@ impl Chain<'_> {
         let kept = epochs.iter().filter(|(sequence, ..)| *sequence >= oldest);
         // A base of the very revision may be of a later entry, which has compacted for example.
         let is_exact = |from: &Position| matches!(moment, Moment::Revision(to) if from.revision == to);
+        let has_it = |to: &Position| !matches!(moment, Moment::Revision(revision) if revision > to.revision);
+        let exact = kept.clone().find(|(_, from, _)| is_exact(from));
         let chosen = kept.clone().rfind(|(_, from, _)| reached(from) && !is_exact(from));
-        let Some((sequence, _, to)) = chosen.or_else(|| kept.clone().find(|(_, from, _)| reached(from)))
-        else {
+        // Only the base has the revision if the epoch before ends earlier.
+        let chosen = chosen.filter(|(_, _, to)| has_it(to) || exact.is_none()).or(exact);
+        let Some((sequence, _, to)) = chosen else {
             let (revision, time_ms) =
                 kept.clone().next().map_or((0, 0), |(_, from, _)| (from.revision, from.time_ms));
             return Err(Trouble::new(
@@ -218,14 +221,15 @@ impl Chain<'_> {
     /// Returns the error of the store.
     pub fn oldest(&self, head: &Head) -> Result<u64, Trouble> {
         let chain = format!("{}/chain", self.cluster);
-        let directories = self.store.list(&chain)?.directories;
-        let mut first = head.manifest.epoch;
-        if let Some(directory) = directories.first() {
+        // Directories that pruning has emptied may still be there.
+        for directory in self.store.list(&chain)?.directories {
             let objects = self.store.list(&format!("{chain}/{directory}"))?.objects;
             let numbers = objects.iter().filter_map(|name| name.strip_suffix(".json")?.parse().ok());
-            first = numbers.min().unwrap_or(first);
+            if let Some(first) = numbers.min() {
+                return Ok(first);
+            }
         }
-        Ok(first)
+        Ok(head.manifest.epoch)
     }
 }
 

@@ -82,7 +82,9 @@ struct State {
     /// Set by the shipper, taken by the collector.
     start: Option<Start>,
     /// Reason why entries are missing before the first waiting part. Set by the collector, taken by the shipper.
-    gap: Option<String>,
+    gap: Option<(String, u64)>,
+    /// Time in milliseconds since 1970 below which no later entry is dated.
+    floor_ms: u64,
 }
 
 impl Queue {
@@ -144,9 +146,11 @@ impl Queue {
             Data::Memory(data.clone())
         } else {
             let Some(directory) = state.directory.clone() else { return Ok(false) };
-            if state.file_bytes + len > state.file_bytes_max {
+            if state.memory_bytes + state.file_bytes + len > state.file_bytes_max {
                 return Ok(false);
             }
+            // The files must have all that waits, so that the next process finds it without a gap.
+            state.spill()?;
             let path = directory.join(name(first, &at, raw_bytes));
             write_file(&path, data)?;
             state.file_bytes += len;
@@ -198,20 +202,55 @@ impl Queue {
         self.lock().start.take()
     }
 
-    /// Records that entries before those of the next part are missing. All waiting parts are removed: nothing follows
-    /// on them.
-    pub fn gap(&self, reason: String) {
+    /// Records that entries up to `index` are missing before those of the next part. All waiting parts are removed:
+    /// nothing follows on them.
+    pub fn gap(&self, reason: String, index: u64) {
         self.clear();
-        self.lock().gap = Some(reason);
+        self.lock().gap = Some((reason, index));
     }
 
     /// Takes the record of missing entries.
-    pub fn take_gap(&self) -> Option<String> {
+    pub fn take_gap(&self) -> Option<(String, u64)> {
         self.lock().gap.take()
+    }
+
+    /// Lets no later entry be dated before this time.
+    pub fn raise_floor(&self, time_ms: u64) {
+        let mut state = self.lock();
+        state.floor_ms = state.floor_ms.max(time_ms);
+    }
+
+    /// Returns the time before which no entry is to be dated.
+    pub fn floor_ms(&self) -> u64 {
+        self.lock().floor_ms
+    }
+
+    /// Writes all that waits to files, if the queue has a directory, for the next process.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of the operating system.
+    pub fn spill(&self) -> io::Result<()> {
+        self.lock().spill()
     }
 }
 
 impl State {
+    /// Moves the parts in memory to files.
+    fn spill(&mut self) -> io::Result<()> {
+        let Some(directory) = self.directory.clone() else { return Ok(()) };
+        for part in &mut self.waiting {
+            let Data::Memory(data) = &part.data else { continue };
+            let path = directory.join(name(part.first, &part.at, part.raw_bytes));
+            write_file(&path, data)?;
+            let len = data.len() as u64;
+            self.memory_bytes -= len;
+            self.file_bytes += len;
+            part.data = Data::File(path, len);
+        }
+        Ok(())
+    }
+
     fn remove_front(&mut self) {
         let Some(part) = self.waiting.pop_front() else { return };
         match part.data {
@@ -308,17 +347,17 @@ mod tests {
         assert!(!push(&queue, 4, len), "there is no space for a third file");
         assert_eq!(fs::read_dir(&outbox).expect("exists").count(), 2);
         drop(queue);
-        // What was in memory is lost; the rest is there again.
+        // All of it is there again, but for what is cut.
         fs::write(outbox.join("3_4_1_4_-1_9_5.part"), &part(3, 100)[..50]).expect("is written");
         let queue = Queue::open(&outbox, 50 << 20, 7).expect("is read");
         let found: Vec<u64> = queue.front(9).iter().map(|part| part.first).collect();
-        assert_eq!(found, [2, 3], "what is cut is not used");
+        assert_eq!(found, [1, 2], "what is cut is not used");
         assert_eq!(queue.front(1)[0].at.compact_revision, -1);
-        assert_eq!(queue.front(1)[0].read().expect("is read"), part(2, len));
-        queue.drop_through(2);
-        assert_eq!((queue.front(9).len(), queue.last_index()), (1, Some(3)));
-        queue.gap("lost".to_owned());
-        assert_eq!((queue.bytes(), queue.take_gap()), (0, Some("lost".to_owned())));
+        assert_eq!(queue.front(1)[0].read().expect("is read"), part(1, len));
+        queue.drop_through(1);
+        assert_eq!((queue.front(9).len(), queue.last_index()), (1, Some(2)));
+        queue.gap("lost".to_owned(), 9);
+        assert_eq!((queue.bytes(), queue.take_gap()), (0, Some(("lost".to_owned(), 9))));
         assert_eq!(fs::read_dir(&outbox).expect("exists").count(), 0);
     }
 }

@@ -25,6 +25,8 @@ const PARTS_PER_MANIFEST: usize = 16;
 const MERGED_BYTES: u64 = 16 << 20;
 /// Minimum number of bytes of parts after which another base is made.
 const BASE_BYTES_MIN: u64 = 64 << 20;
+/// Shortest interval in milliseconds between two bases that are made because of the bytes of parts.
+const BASE_MS_MIN: u64 = 600_000;
 
 /// Times and sizes by which a shipper works.
 #[derive(Clone, Debug)]
@@ -35,7 +37,8 @@ pub struct Pace {
     pub base_ms: u64,
     /// Number of manifests after which their parts are merged and listed in a catalog.
     pub manifests_per_catalog: u64,
-    /// Milliseconds for which the chain of another process must stand still before this one continues it.
+    /// Milliseconds for which the chain of another process must stand still before this one continues it. Must be a
+    /// multiple of `idle_ms`: a process that has nothing to ship is silent for that long.
     pub takeover_ms: u64,
     /// Milliseconds between two looks at the chain of another process.
     pub look_ms: u64,
@@ -44,7 +47,7 @@ pub struct Pace {
 impl Default for Pace {
     fn default() -> Pace {
         Pace {
-            idle_ms: 60_000,
+            idle_ms: 10_000,
             base_ms: 24 * 3_600_000,
             manifests_per_catalog: 64,
             takeover_ms: 30_000,
@@ -53,7 +56,7 @@ impl Default for Pace {
     }
 }
 
-/// What a shipper counts.
+/// Counts of the objects that a shipper has written.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub struct Shipped {
     /// Manifests appended.
@@ -113,6 +116,10 @@ pub struct Shipper {
     /// Reason for which a base has to come before anything else: the log is another one, or lacks entries.
     break_reason: Option<String>,
     making: Making,
+    /// A base that is being made and is not needed any more.
+    ending: Option<Receiver<Result<Base, Trouble>>>,
+    /// Lowest index of a base after which no entries are missing.
+    base_index_min: u64,
     /// True once the state of the source was compared with the chain.
     is_compared: bool,
     appended_ms: u64,
@@ -144,6 +151,8 @@ impl Shipper {
             head: None,
             break_reason: None,
             making: Making::None,
+            ending: None,
+            base_index_min: 0,
             is_compared: false,
             appended_ms: 0,
             based_ms: 0,
@@ -197,7 +206,7 @@ impl Shipper {
     /// Reads the chain and decides who extends it.
     fn read_head(&mut self, now_ms: u64) -> Result<(), Trouble> {
         let was_known = self.head.is_some();
-        self.head = self.chain().head()?;
+        self.head = self.chain().head().map_err(unusable)?;
         let Some(head) = &self.head else {
             if was_known {
                 return Err(Trouble::new(
@@ -209,8 +218,9 @@ impl Shipper {
                     ),
                 ));
             }
-            self.queue.start(Start { index: self.source.position().index, floor_ms: 0 });
-            self.break_reason = Some(String::new());
+            let index = self.source.position().index;
+            self.queue.start(Start { index, floor_ms: 0 });
+            (self.break_reason, self.base_index_min) = (Some(String::new()), index);
             self.role = Role::Extends;
             return Ok(());
         };
@@ -225,9 +235,20 @@ impl Shipper {
         } else {
             let sequence = head.manifest.sequence;
             self.role = Role::StandsBy { sequence, since_ms: now_ms, looked_ms: now_ms };
+            // A base that was begun for an earlier end of the chain, and the reason for it, are of no use after what
+            // the other process appends.
+            self.abandon_base();
+            self.break_reason = None;
             self.begin_collecting();
         }
         Ok(())
+    }
+
+    /// Gives up the base that is being made. Its thread cannot be stopped, so no other one begins before it ends.
+    fn abandon_base(&mut self) {
+        if let Making::Running(receiver) = std::mem::replace(&mut self.making, Making::None) {
+            self.ending = Some(receiver);
+        }
     }
 
     /// Looks whether the other process still extends the chain; if not, continues it.
@@ -245,9 +266,11 @@ impl Shipper {
             } else {
                 self.forget_waiting();
             }
-            let sequence = self.head.as_ref().map_or(0, |head| head.manifest.sequence);
+            let at = self.head.as_ref().map(|head| (head.manifest.sequence, head.manifest.at.time_ms));
+            let (sequence, floor_ms) = at.unwrap_or_default();
+            self.queue.raise_floor(floor_ms);
             self.role = Role::StandsBy { sequence, since_ms: now_ms, looked_ms: now_ms };
-        } else if now_ms >= since_ms + self.pace.takeover_ms {
+        } else if now_ms >= since_ms + self.pace.takeover_ms && self.source.is_current() {
             self.head = self.chain().head()?;
             self.take_up(true);
         } else {
@@ -260,7 +283,8 @@ impl Shipper {
     fn forget_waiting(&mut self) {
         self.queue.clear();
         let floor_ms = self.head.as_ref().map_or(0, |head| head.manifest.at.time_ms);
-        self.queue.start(Start { index: self.source.position().index, floor_ms });
+        self.base_index_min = self.source.position().index;
+        self.queue.start(Start { index: self.base_index_min, floor_ms });
     }
 
     /// Lets the collector begin after what the chain has.
@@ -304,24 +328,34 @@ impl Shipper {
     }
 
     fn extend(&mut self, wall_ms: u64, now_ms: u64) -> Result<Step, Trouble> {
-        if let Some(wait) = self.compare()? {
-            return Ok(Step::Waits(wait));
-        }
-        if let Some(reason) = self.queue.take_gap() {
+        self.source.check()?;
+        if let Some((reason, index)) = self.queue.take_gap() {
             self.counts.gaps += 1;
             self.break_reason = Some(reason);
-            self.making = Making::None;
+            self.base_index_min = index;
+        }
+        if let Some(wait) = self.compare()? {
+            return Ok(Step::Waits(wait));
         }
         self.make_base(now_ms)?;
         if let Some(reason) = self.break_reason.clone() {
             let Making::Done(base) = &self.making else { return Ok(Step::MakesBase) };
             let base = base.clone();
+            self.making = Making::None;
+            if !self.is_after_chain(&base) {
+                return Ok(Step::MakesBase);
+            }
             self.queue.drop_through(base.at.index);
             let gap = (!reason.is_empty()).then_some(reason);
+            let is_enough = base.at.index >= self.base_index_min;
+            self.making = Making::Done(base.clone());
             let step = self.begin_epoch(base, gap, wall_ms, now_ms)?;
             if step == Step::Extended {
-                self.break_reason = None;
                 self.making = Making::None;
+                // A base that was begun before the last gap is a moment that can be restored, and another one follows.
+                if is_enough {
+                    self.break_reason = None;
+                }
             }
             return Ok(step);
         }
@@ -330,6 +364,10 @@ impl Shipper {
             && head.manifest.at.index >= base.at.index
         {
             let base = base.clone();
+            if !self.is_in_epoch(&base) {
+                self.making = Making::None;
+                return Ok(Step::Idle);
+            }
             let step = self.begin_epoch(base, None, wall_ms, now_ms)?;
             self.making = Making::None;
             return Ok(step);
@@ -344,12 +382,24 @@ impl Shipper {
         self.ship(&waiting, wall_ms, now_ms)
     }
 
+    /// Returns true if a base is not older than what the chain has of the same log.
+    fn is_after_chain(&self, base: &Base) -> bool {
+        let same = self.head.as_ref().filter(|head| head.manifest.stream == self.stream);
+        same.is_none_or(|head| base.at.index >= head.manifest.at.index)
+    }
+
+    /// Returns true if a base is not older than the base of the present epoch.
+    fn is_in_epoch(&self, base: &Base) -> bool {
+        let present = self.head.as_ref().and_then(|head| head.first.base.as_ref());
+        present.is_none_or(|present| base.at.index >= present.at.index)
+    }
+
     /// Compares the source with the chain, once the source has reached the chain's end. Returns what is waited for.
     fn compare(&mut self) -> Result<Option<String>, Trouble> {
         let Some(head) = self.head.as_ref().filter(|head| head.manifest.stream == self.stream) else {
             return Ok(None);
         };
-        if self.is_compared || self.break_reason.is_some() {
+        if self.is_compared {
             return Ok(None);
         }
         let (at, own) = (head.manifest.at, self.source.position());
@@ -365,19 +415,21 @@ impl Shipper {
             ))
         };
         if own.index < at.index {
-            if own.revision > at.revision {
-                return foreign(format!(
-                    "the backup ends with entry {} and revision {}, and this node has entry {} with revision {}",
-                    at.index, at.revision, own.index, own.revision
-                ));
-            }
             return Ok(Some(format!(
                 "the backup ends with entry {}, and this node has only entry {} yet; if it stays so, the cluster was \
-                 created again, and its backup needs another prefix",
+                 restored or created again, and its backup needs another prefix (--to)",
                 at.index, own.index
             )));
         }
-        if let Some(term) = self.source.term(at.index).filter(|term| *term != at.term) {
+        // The revision of the chain may be too low, but never too high.
+        if own.revision < at.revision {
+            return foreign(format!(
+                "the backup ends with revision {}, and this node has revision {} though it has more entries",
+                at.revision, own.revision
+            ));
+        }
+        let term = self.source.term(at.index);
+        if let Some(term) = term.filter(|term| *term != at.term) {
             return foreign(format!("entry {} has term {term} here and {} there", at.index, at.term));
         }
         if let Some(known) = &head.manifest.state_hash
@@ -385,6 +437,14 @@ impl Shipper {
             && StateHash::new(known.index, hash) != *known
         {
             return foreign(format!("the states after entry {} are different", known.index));
+        }
+        if term.is_none() && self.break_reason.is_none() {
+            // The state was received as a whole, so nothing shows that it continues the chain.
+            self.forget_waiting();
+            self.break_reason = Some(format!(
+                "this node no longer has entry {}, with which the backup ends, and begins again with a whole state",
+                at.index
+            ));
         }
         self.is_compared = true;
         Ok(None)
@@ -401,6 +461,12 @@ impl Shipper {
                 Err(TryRecvError::Empty) => {}
                 Err(TryRecvError::Disconnected) => self.making = Making::None,
             }
+        }
+        if let Some(ending) = &self.ending {
+            if matches!(ending.try_recv(), Err(TryRecvError::Empty)) {
+                return Ok(());
+            }
+            self.ending = None;
         }
         if !matches!(self.making, Making::None) || (self.break_reason.is_none() && !self.is_base_due(now_ms))
         {
@@ -433,7 +499,8 @@ impl Shipper {
             self.based_ms = now_ms.max(1);
         }
         let is_old = now_ms >= self.based_ms + self.pace.base_ms && !head.parts.is_empty();
-        is_old || parts_bytes >= base_bytes.max(BASE_BYTES_MIN)
+        let is_large = parts_bytes >= base_bytes.max(BASE_BYTES_MIN);
+        is_old || (is_large && now_ms >= self.based_ms + BASE_MS_MIN)
     }
 
     /// Returns a manifest that follows the newest one and changes nothing.
@@ -461,13 +528,15 @@ impl Shipper {
     fn ship(&mut self, waiting: &[Waiting], wall_ms: u64, now_ms: u64) -> Result<Step, Trouble> {
         // Taken before the position is read: what is shipped is complete up to this time only if nothing newer was
         // applied meanwhile.
+        let is_current = self.source.is_current();
         let position = self.source.position();
         let mut manifest = self.next(wall_ms);
         for part in waiting {
             if part.first > manifest.at.index + 1 {
                 let reason =
                     format!("entries {} to {} were lost on their way", manifest.at.index + 1, part.first - 1);
-                self.queue.gap(reason);
+                self.queue.gap(reason, position.index);
+                self.forget_waiting();
                 return Ok(Step::Idle);
             }
             let data = part.read().map_err(|error| {
@@ -493,10 +562,13 @@ impl Shipper {
                 raw_bytes: part.raw_bytes,
             });
         }
-        // Entries that were applied after the last part may be older than this moment.
-        manifest.at.time_ms = match (position.index > manifest.at.index, manifest.parts.last(), &self.head) {
+        // Entries that were applied after the last part may be older than this moment, and so may be those that this
+        // node has not received.
+        let is_complete = is_current && position.index <= manifest.at.index;
+        manifest.at.time_ms = match (!is_complete, manifest.parts.last(), &self.head) {
             (false, ..) => manifest.at.time_ms,
-            (true, Some(last), _) => last.at.time_ms,
+            (true, Some(last), Some(head)) => last.at.time_ms.max(head.manifest.at.time_ms),
+            (true, Some(last), None) => last.at.time_ms,
             (true, None, Some(head)) => head.manifest.at.time_ms,
             (true, None, None) => 0,
         };
@@ -556,8 +628,19 @@ impl Shipper {
             };
             let read: Result<Vec<Bytes>, Trouble> =
                 group.iter().map(|part| part.object.get(&*self.store, &self.cluster)).collect();
-            let data = part::merge(&read?, self.source.cluster_id())
-                .map_err(|found| Trouble::damaged(&first.object.name, found))?;
+            let data = read.and_then(|read| {
+                part::merge(&read, self.source.cluster_id())
+                    .map_err(|found| Trouble::damaged(&first.object.name, found))
+            });
+            let data = match data {
+                Ok(data) => data,
+                // A damaged part must not hold up the backup. A restore that needs it says so.
+                Err(trouble) if trouble.fault == Fault::Damaged => {
+                    merged.extend(group.iter().cloned());
+                    continue;
+                }
+                Err(trouble) => return Err(trouble),
+            };
             self.counts.bytes += data.len() as u64;
             merged.push(Part {
                 object: Object::put(&*self.store, &self.cluster, data)?,
@@ -573,11 +656,13 @@ impl Shipper {
     /// Appends the manifest that begins an epoch with a base.
     fn begin_epoch(
         &mut self,
-        base: Base,
+        mut base: Base,
         gap: Option<String>,
         wall_ms: u64,
         now_ms: u64,
     ) -> Result<Step, Trouble> {
+        self.check_chunks(&base)?;
+        let (is_current, position) = (self.source.is_current(), self.source.position());
         let mut manifest = self.next(wall_ms);
         manifest.epoch = manifest.sequence;
         manifest.catalog = None;
@@ -587,7 +672,11 @@ impl Shipper {
             let mut parts = listed.to_vec();
             parts.extend(self.merged(loose)?);
             let catalog = self.put_catalog(head.manifest.epoch, &parts)?;
-            manifest.epochs.clone_from(&head.first.epochs);
+            // A state is never dated before what it contains, whatever the clock says.
+            base.at.time_ms = base.at.time_ms.max(head.manifest.at.time_ms);
+            let oldest = self.chain().oldest(&head)?;
+            let kept = head.first.epochs.iter().filter(|epoch| epoch.sequence >= oldest);
+            manifest.epochs = kept.cloned().collect();
             manifest.epochs.push(Epoch {
                 sequence: head.manifest.epoch,
                 from: head.first.base.as_ref().map_or_else(Position::default, |base| base.at),
@@ -600,9 +689,9 @@ impl Shipper {
             }
         }
         if !is_followed {
-            manifest.at = Position { time_ms: base.at.time_ms.max(manifest.at.time_ms), ..base.at };
+            manifest.at = base.at;
             manifest.state_hash = base.state_hash.clone();
-        } else if self.source.position().index > manifest.at.index
+        } else if (!is_current || position.index > manifest.at.index)
             && let Some(head) = &self.head
         {
             manifest.at.time_ms = head.manifest.at.time_ms;
@@ -617,6 +706,21 @@ impl Shipper {
             self.is_compared = true;
         }
         Ok(step)
+    }
+
+    /// Returns an error if a chunk of a base is not there: `prune` may have deleted it, if an old base had the same one.
+    fn check_chunks(&mut self, base: &Base) -> Result<(), Trouble> {
+        for chunk in &base.chunks {
+            let name = format!("{}/{}", self.cluster, chunk.object.name);
+            if self.store.size(&name)? != Some(chunk.object.bytes) {
+                self.making = Making::None;
+                return Err(Trouble::new(
+                    Fault::Passing,
+                    format!("{name} has vanished; the base is made again"),
+                ));
+            }
+        }
+        Ok(())
     }
 
     /// Appends a manifest. `listed` are the parts in its catalog, if it has a new one.
@@ -635,6 +739,7 @@ impl Shipper {
             }
             Appended::Done(digest) => {
                 self.appended_ms = now_ms;
+                self.queue.raise_floor(manifest.at.time_ms);
                 self.counts.manifests += 1;
                 self.counts.bytes += len;
                 self.head = Some(match self.head.take() {
@@ -656,5 +761,19 @@ impl Shipper {
                 Ok(Step::Extended)
             }
         }
+    }
+}
+
+/// Returns what to do if the end of a chain is damaged.
+fn unusable(trouble: Trouble) -> Trouble {
+    match trouble.fault {
+        Fault::Damaged => Trouble::new(
+            Fault::Damaged,
+            format!(
+                "{trouble}. The backup cannot be continued after it: give another prefix with --to, or, if it is the \
+                 newest manifest, delete that object"
+            ),
+        ),
+        _ => trouble,
     }
 }

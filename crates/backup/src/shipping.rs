@@ -103,6 +103,9 @@ impl Shipping {
             id,
             pace: Pace {
                 base_ms: u64::try_from(settings.base_interval.as_millis()).unwrap_or(u64::MAX),
+                takeover_ms: Pace::default()
+                    .takeover_ms
+                    .max(u64::try_from((settings.lag_max * 6).as_millis()).unwrap_or(u64::MAX)),
                 ..Pace::default()
             },
             metrics,
@@ -268,6 +271,13 @@ impl Deliverer {
                 // A base that is being made holds up the parts after it; it is made again at the next start.
                 _ => break,
             }
+        }
+        // For the next process, if the store does not take it now.
+        if let Err(error) = self.queue.spill() {
+            self.logger.warn(
+                "cannot keep what waits for the store in the data directory",
+                &[("error", Value::Str(&error.to_string()))],
+            );
         }
         self.publish();
     }

@@ -26,6 +26,15 @@ pub trait Source: Send + Sync {
     /// Returns the position of the published state: every entry up to its index is committed and applied.
     fn position(&self) -> Position;
 
+    /// Returns an error if the state of the node is known to be wrong, so that nothing of it may be kept.
+    ///
+    /// # Errors
+    ///
+    /// As said.
+    fn check(&self) -> Result<(), Trouble> {
+        Ok(())
+    }
+
     /// Returns true if the node receives what the cluster does, so that an unchanged position means that nothing has
     /// changed.
     fn is_current(&self) -> bool;

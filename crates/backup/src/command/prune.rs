@@ -25,8 +25,9 @@ pub(super) const PRUNE: Command<Run> = Command {
     about: "Deletes what only moments before a time need",
     long: "\
 Deletes what only moments before a time need: whole epochs, each of which begins with a base, and small parts that were
-merged since. Every later moment can still be restored. Nothing else in Mainstay deletes anything from a backup. If the
-store keeps objects locked, deleting fails until their retention has ended; run the command again then.",
+merged since. Every later moment can still be restored. Nothing else in Mainstay deletes anything from a backup. In a
+bucket with versions or object lock, deleting an object only hides it, and frees nothing: let a rule of the bucket delete
+old versions instead, and prune only what is past its retention.",
     example: "  mainstay backup prune s3://bucket/prefix --older-than 720h
   mainstay backup prune s3://bucket/prefix --older-than 720h --delete",
     flags: &[CLUSTER_ID.row(), DELETE.row(), OLDER_THAN.row()],
@@ -109,6 +110,14 @@ fn run(call: &mut Call<'_>) -> Result<(), Failure> {
             size(bytes)
         ));
     }
+    // A process may have begun an epoch meanwhile whose base has objects of an old one.
+    let now = chain.head_or_refuse()?;
+    let base = now.first.base.iter().flat_map(|base| &base.chunks).map(|chunk| &chunk.object);
+    let in_use: BTreeSet<String> = base
+        .chain(now.parts.iter().map(|part| &part.object))
+        .map(|object| format!("{cluster}/{}", object.name))
+        .collect();
+    names.retain(|name| !in_use.contains(name));
     // Manifests go last and from the oldest on, so that what is left is a chain at any moment.
     let (manifests, data): (Vec<&String>, Vec<&String>) =
         names.iter().partition(|name| name.contains("/chain/"));

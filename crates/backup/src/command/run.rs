@@ -86,7 +86,7 @@ fn refuse(_: &mut Call<'_>) -> Result<(), Failure> {
     Err(Failure::error("this program has no nodes: use the binary `mainstay`"))
 }
 
-/// What a backup follows.
+/// Kind of the source that a backup follows.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Follows {
     /// The log of a cluster of Mainstay, as an observer.
@@ -98,7 +98,7 @@ pub enum Follows {
 /// The arguments of `backup run`.
 #[derive(Clone, Debug)]
 pub struct RunArguments {
-    /// What is followed.
+    /// Kind of the source.
     pub follows: Follows,
     /// The settings of the backup. The directory is that of `--data-dir`.
     pub settings: Settings,

@@ -136,8 +136,9 @@ impl Checking<'_> {
                     ));
                 } else if manifest.previous != *last_digest {
                     self.found.push(format!("{name} does not follow the manifest before it"));
-                } else if manifest.at.index < last.at.index && manifest.base.is_none()
+                } else if (manifest.at.index < last.at.index && manifest.stream == last.stream)
                     || manifest.at.time_ms < last.at.time_ms
+                    || manifest.base.as_ref().is_some_and(|base| base.at.time_ms < last.at.time_ms)
                 {
                     self.found.push(format!("{name} is at an earlier position than the manifest before it"));
                 }

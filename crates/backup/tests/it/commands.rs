@@ -51,6 +51,9 @@ fn what_was_pruned_leaves_every_later_moment() {
     let (code, said) = run(&["prune", &url, "--older-than", "1h"]);
     assert!(code == 0 && said.contains("would be deleted"), "{said}");
     assert_eq!(run(&["list", &url, "-w", "json"]).1, listed);
+    // A directory that an earlier pruning has emptied.
+    fs::create_dir(dir.path().join(cluster()).join("chain/000")).expect("is created");
+    assert_eq!(run(&["list", &url, "-w", "json"]).1, listed);
     let count = || walk(dir.path());
     let before = count();
     let (code, said) = run(&["prune", &url, "--older-than", "1h", "--delete"]);

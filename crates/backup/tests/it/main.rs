@@ -6,4 +6,5 @@ mod damage;
 mod faults;
 mod model;
 mod moments;
+mod pairs;
 mod store;

@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 use std::path::Path;
+use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 
 use api::etcdserverpb as pb;
@@ -32,6 +33,8 @@ pub const CLUSTER_ID: u64 = 0xab54a98ceb1f0ad2;
 pub struct Node {
     state: Mutex<State>,
     stream: String,
+    /// Time in milliseconds with which a whole state is dated.
+    pub clock_ms: AtomicU64,
 }
 
 struct State {
@@ -85,7 +88,7 @@ impl Node {
             states: BTreeMap::new(),
             seed,
         };
-        Arc::new(Node { state: Mutex::new(state), stream: stream.to_owned() })
+        Arc::new(Node { state: Mutex::new(state), stream: stream.to_owned(), clock_ms: AtomicU64::new(1) })
     }
 
     fn lock(&self) -> MutexGuard<'_, State> {
@@ -269,7 +272,7 @@ impl Source for Node {
 
     fn state(&self, write: &mut dyn FnMut(Bytes) -> Result<(), Trouble>) -> Result<WrittenState, Trouble> {
         let mut at = self.position();
-        at.time_ms = 1;
+        at.time_ms = self.clock_ms.load(Ordering::Relaxed);
         let state_hash = self.state_hash(at.index);
         let mut state = self.lock();
         let values = state.restoration.values();
@@ -334,6 +337,7 @@ impl Backup {
     pub fn step(&mut self) -> Result<Step, Trouble> {
         self.now_ms += 100;
         let wall_ms = self.wall_ms();
+        self.node.clock_ms.store(wall_ms, Ordering::Relaxed);
         self.collector.step(&*self.node, &self.queue, wall_ms, self.now_ms, false)?;
         self.shipper.step(wall_ms, self.now_ms)
     }

@@ -8,7 +8,7 @@ use backup::store::{Creation, Listing, Store};
 use backup::{Fault, Trouble};
 use bytes::Bytes;
 
-/// How an operation fails.
+/// Ways in which an operation fails.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Failing {
     /// It does nothing.
