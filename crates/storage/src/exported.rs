@@ -28,7 +28,7 @@ pub fn mark(disk: &dyn Disk, member_dir: &Path, to: &Path) -> Result<(), OpenErr
 }
 
 /// Removes, durably, the mark of an export that has failed and has left nothing on which etcd could start,
-/// and the temporary file of a failed [`mark`]. Both may be missing.
+/// and the temporary file of a failed [`mark()`]. Both may be missing.
 ///
 /// # Errors
 ///

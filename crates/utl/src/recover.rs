@@ -1,8 +1,8 @@
 //! `mainstay recover`: says which of the directories that have survived a disaster has the newest state, what each
 //! would lose, and what is certain; and forms the cluster again from one of them.
 //!
-//! [`found`] reads directories, [`judgement`] compares them and has the argument why the choice is sound, [`report`]
-//! says what follows, and [`forming`] makes the new directory.
+//! `found` reads directories, `judgement` compares them and has the argument why the choice is sound, `report`
+//! says what follows, and `forming` makes the new directory.
 //!
 //! A cluster that was formed again never has a second leader beside it, as far as this program can prevent it:
 //! its only member has an id that no old member knows; the old directories can be marked (`--mark`), so that no

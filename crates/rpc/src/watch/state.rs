@@ -110,7 +110,7 @@ struct Seldom {
     /// Hold that keeps history readable for the watch; set if the watch was synced and became unsynced.
     hold: Option<Rc<Hold>>,
     /// Start revision that the client asked for, if it was above the hub's revision; counted in
-    /// [`Rare::ahead`].
+    /// [`Rare::ahead`](super::stream::Rare::ahead).
     ahead: Option<Revision>,
     /// The watch's span, if its stream is traced. It ends with the watch.
     span: Option<OpenSpan>,
