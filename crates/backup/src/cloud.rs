@@ -18,9 +18,11 @@ use crate::trouble::{Fault, Trouble};
 /// Time limit of one request. An object has at most some tens of MiB.
 const REQUEST_TIMEOUT: Duration = Duration::from_secs(25);
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
-/// Attempts that the client makes itself for a request that failed: none, because the caller decides, and must be able
-/// to end within a request's time.
-const RETRIES_MAX: usize = 0;
+/// Attempts that the client makes itself for a request that failed soon, such as with status 503. No other one begins
+/// after the second number, so that a request, and with it the end of the process, takes no longer than
+/// [`REQUEST_TIMEOUT`].
+const RETRIES_MAX: usize = 3;
+const RETRY_TIMEOUT: Duration = Duration::from_secs(10);
 
 /// A bucket, and the prefix of the names in it.
 pub struct CloudStore {
@@ -51,11 +53,8 @@ impl CloudStore {
             .with_timeout(REQUEST_TIMEOUT)
             .with_connect_timeout(CONNECT_TIMEOUT)
             .with_allow_http(true);
-        let retry = RetryConfig {
-            max_retries: RETRIES_MAX,
-            retry_timeout: REQUEST_TIMEOUT,
-            ..RetryConfig::default()
-        };
+        let retry =
+            RetryConfig { max_retries: RETRIES_MAX, retry_timeout: RETRY_TIMEOUT, ..RetryConfig::default() };
         let opened: Result<Arc<dyn ObjectStore>, Error> = match scheme {
             "s3" => {
                 let mut builder = AmazonS3Builder::from_env()

@@ -27,7 +27,7 @@ const PARTS_PER_LAG: u32 = 4;
 /// Longest interval between two samples, which is the resolution of restores to a time.
 const SAMPLE_INTERVAL_MAX: Duration = Duration::from_millis(500);
 /// Shortest and longest pause after a failure.
-const PAUSE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(30));
+const PAUSE: (Duration, Duration) = (Duration::from_millis(200), Duration::from_secs(10));
 /// Interval at which an unchanged trouble is logged again.
 const REMIND_INTERVAL: Duration = Duration::from_secs(60);
 /// Time that the last parts have to reach the store when the process ends. They are in the log of the node, so nothing
