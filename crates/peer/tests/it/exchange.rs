@@ -257,7 +257,8 @@ fn a_member_that_left_is_neither_dialed_nor_served_nor_sent_to() {
     one.recorder.with(|heard| heard.removed_ids.push(2));
     one.peers.set_members(Vec::new());
     kit::wait_log(&two, "lost TCP streaming connection", 1, "");
-    two.recorder.wait("removed", |heard| (heard.removed == 1).then_some(()));
+    // Each of the two streams may be told.
+    two.recorder.wait("removed", |heard| (heard.removed >= 1).then_some(()));
     let before = one.peers.figures().peers[&2].sent_bytes;
     assert!(!one.peers.figures().peers[&2].known && one.peers.active_since(2).is_none());
     one.peers.send(vec![heartbeat(1, 2, 3)]);
