@@ -24,7 +24,7 @@ pub struct Chain<'s> {
 pub struct Head {
     /// The newest manifest.
     pub manifest: Manifest,
-    /// Its digest.
+    /// SHA-256 of the manifest.
     pub digest: String,
     /// The manifest that begins the epoch.
     pub first: Manifest,

@@ -127,7 +127,7 @@ pub struct Epoch {
     pub from: Position,
     /// Position of its last part; nothing is known between it and the base of the next epoch if that has a gap.
     pub to: Position,
-    /// Its catalog.
+    /// Catalog of the epoch.
     pub catalog: Object,
 }
 

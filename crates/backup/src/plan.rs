@@ -51,9 +51,9 @@ pub fn shown(time_ms: u64) -> String {
 pub struct WholeEpoch {
     /// Number of the manifest that begins it.
     pub sequence: u64,
-    /// Its base.
+    /// Base with which the epoch begins.
     pub base: Base,
-    /// Its parts.
+    /// Parts of the epoch, in order.
     pub parts: Vec<Part>,
     /// Position after the last part, and the time up to which nothing followed.
     pub to: Position,

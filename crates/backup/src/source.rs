@@ -67,8 +67,8 @@ pub trait Source: Send + Sync {
 pub struct WrittenState {
     /// Position of the state.
     pub at: Position,
-    /// Its rolling hash.
+    /// Rolling hash of the state.
     pub state_hash: Option<u64>,
-    /// Its HashKV.
+    /// HashKV of the state.
     pub hash_kv: Option<HashKv>,
 }

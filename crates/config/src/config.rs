@@ -23,7 +23,7 @@ pub struct Config {
     pub zone_networks: (ZoneNetworks, ZoneMemberList),
     /// Settings of an observer; `None` for a member.
     pub observer: Option<ObserverOptions>,
-    /// What the member does about the membership while it leads.
+    /// Settings of the autopilot, which changes the membership while the member leads.
     pub autopilot: AutopilotSettings,
     /// True for a witness, which votes and keeps no keys. No flag sets it: the command `mainstay witness` does.
     pub is_witness: bool,
@@ -153,10 +153,10 @@ pub struct ClusterOptions {
     pub max_learners: u64,
 }
 
-/// What the member does about the membership while it leads.
+/// Settings of the autopilot, which changes the membership while the member leads.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AutopilotSettings {
-    /// What the autopilot does.
+    /// Mode of the autopilot.
     pub mode: AutopilotMode,
     /// Time without an answer after which a member counts as gone; at least five election timeouts.
     pub replace_after: Duration,

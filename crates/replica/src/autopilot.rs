@@ -43,7 +43,7 @@ impl Mode {
 /// Options of the autopilot.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct AutopilotOptions {
-    /// What the autopilot does while this member leads.
+    /// Mode of the autopilot while this member leads.
     pub mode: Mode,
     /// Time without an answer after which a member counts as gone for good.
     pub replace_after: Duration,
@@ -181,7 +181,7 @@ pub struct StepRecord {
     pub step: Step,
     /// One sentence that says why.
     pub why: String,
-    /// How it ended.
+    /// Outcome of the step.
     pub outcome: StepOutcome,
     /// Reason of a failure; empty otherwise.
     pub error: String,

@@ -307,9 +307,9 @@ pub enum ControlRequest {
     ClusterVersion(String),
     /// End the downgrade to this version, because all members run it.
     Downgraded(String),
-    /// What the autopilot wants to know about the members.
+    /// Reports of the members to the autopilot.
     Reports {
-        /// What the members, by id, report about themselves; `None` for a member that has not answered, or that
+        /// Report of each member, by id; `None` for a member that has not answered, or that
         /// has no autopilot.
         reports: Vec<(u64, Option<MemberReport>)>,
         /// Ids of the other members whose states are equal to that of this member.

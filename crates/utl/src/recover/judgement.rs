@@ -56,7 +56,7 @@ pub(super) enum Relation {
     Behind { lacks: u64 },
     /// It has the same entries up to this one. The `own` ones after it were never committed.
     Differs { common: Index, own: u64, lacks: u64 },
-    /// Its entries are older than those whose terms are known.
+    /// The directory has only entries that are older than those whose terms are known.
     Unclear,
     /// It is a shadow, whose log is its own.
     Apart,
