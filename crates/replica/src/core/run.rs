@@ -457,7 +457,11 @@ impl Work for Core {
     }
 
     fn before_sleep(&mut self) -> (Duration, usize) {
-        Core::before_sleep(self)
+        let (patience, wanted) = Core::before_sleep(self);
+        if !patience.is_zero() {
+            self.leases.core_is_idle();
+        }
+        (patience, wanted)
     }
 
     /// In a cluster, lends the core to the threads of the other members and of the log. A member

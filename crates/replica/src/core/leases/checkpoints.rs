@@ -12,7 +12,7 @@ use numbers::{Index, LeaseId, Seconds};
 use planted::Bug;
 
 use super::{LEASES_PER_TURN, LeaseClocks};
-use crate::expiry::Expiry;
+use crate::expiry::{Expiry, noted_or_granted};
 
 /// Maximum number of leases in one lease-checkpoint entry.
 pub(super) const NOTES_PER_ENTRY: usize = 1000;
@@ -21,6 +21,13 @@ pub(super) const NOTES_PER_ENTRY: usize = 1000;
 pub(super) const TAKEN_BACK_AHEAD: usize = 4;
 /// A stopping leader checkpoints the leases that have used up at least this much of their TTL.
 const STOP_NOTES_USED: Duration = Duration::from_secs(1);
+/// Longest time for which a stopping leader checkpoints leases. Those that it does not reach go on, after the
+/// start, with the remaining time of their last checkpoint, which is at most a minute or a hundredth of the TTL old.
+const STOP_NOTES_TIME: Duration = Duration::from_secs(1);
+/// A lease is checkpointed once it has used up this part of its TTL since its last checkpoint. So a lease with a
+/// TTL of ten hours, of which there may be millions, is not checkpointed every minute, and no lease lives longer
+/// than it should by more than this part.
+const NOTED_PART: u32 = 100;
 /// Leases are checkpointed only while at most this many entries are unapplied, because each of these entries
 /// has to be searched for grants of leases. The search before leases are revoked visits at most this many
 /// entries per call.
@@ -30,7 +37,7 @@ pub(super) const NOTED_BEHIND_MAX: u64 = 1 << 16;
 pub(super) struct CheckpointPass {
     /// Id of the last lease that the pass has processed.
     behind: Option<LeaseId>,
-    /// Minimum part of its TTL that a lease must have used up to be checkpointed.
+    /// Minimum time that a lease must have used up since its last checkpoint to be checkpointed.
     used: Duration,
     /// Ids of leases granted by entries that were unapplied when the pass searched them. These leases are not
     /// checkpointed.
@@ -86,7 +93,8 @@ impl LeaseClocks {
         self.note_below(STOP_NOTES_USED);
     }
 
-    /// Begins to checkpoint every lease that has used up at least `used` of its TTL; if a member runs etcd,
+    /// Begins to checkpoint every lease that has used up at least `used`, and a part of its TTL, since its last
+    /// checkpoint; if a member runs etcd,
     /// begins to clear checkpoints instead. Does nothing while some members have not announced which program
     /// they run, or while all checkpoints are being cleared already.
     fn note_below(&mut self, used: Duration) {
@@ -123,6 +131,16 @@ impl LeaseClocks {
     /// Returns true if a pass that sets or clears lease checkpoints is in progress.
     pub fn is_noting(&self) -> bool {
         self.noting.is_some() || self.taking_back.is_some()
+    }
+
+    /// Ends the pass that checkpoints leases before this member stops, if it has taken [`STOP_NOTES_TIME`]. Returns
+    /// true if the member need not wait for a pass any more: none is in progress, or the one that clears
+    /// checkpoints has taken as long as `clearing_max`.
+    pub fn has_noted(&mut self, took: Duration, clearing_max: Duration) -> bool {
+        if took >= STOP_NOTES_TIME {
+            self.noting = None;
+        }
+        !self.is_noting() || took > clearing_max
     }
 
     /// Ends the passes that set or clear lease checkpoints, because this member no longer leads.
@@ -186,8 +204,9 @@ impl LeaseClocks {
                 let Some(lease) = leases.get(id) else { continue };
                 let left = Seconds::rounded_up(left).max(Seconds(1));
                 let ttl = lease.ttl.max(self.rules.ttl_min).duration();
-                if ttl >= left.duration() + noting.used
-                    && lease.remaining != left
+                // The time with which the lease would go on after a restart now.
+                let known = noted_or_granted(&lease, self.rules.ttl_min);
+                if known >= left.duration() + noting.used.max(ttl / NOTED_PART)
                     && !noting.granted.contains(&id)
                 {
                     notes.push(LeaseCheckpoint { id: id.0, remaining_ttl: left.0 });

@@ -241,7 +241,7 @@ impl Core {
             self.leases.end_noting();
         }
         if let Some(since) = self.lifecycle.has_to_hand_over()
-            && (!self.leases.is_noting() || now.saturating_duration_since(since) > STOP_TIMEOUT / 2)
+            && self.leases.has_noted(now.saturating_duration_since(since), STOP_TIMEOUT / 2)
         {
             self.lifecycle.hands_over();
             self.hand_over();
@@ -266,12 +266,35 @@ impl Core {
             return;
         }
         let expired = self.leases.take_expired();
-        for id in self.leases.not_granted_again(expired, &self.node, self.machine.applied_index, now) {
-            let request = InternalRaftRequest {
-                lease_revoke: Some(LeaseRevokeRequest { id: id.0 }),
-                ..InternalRaftRequest::default()
-            };
-            self.propose_own(request, Waiter::Expiry(id));
+        let expired = self.leases.not_granted_again(expired, &self.node, self.machine.applied_index, now);
+        if expired.is_empty() {
+            return;
+        }
+        let revocations: Vec<(u64, Bytes)> = expired
+            .iter()
+            .map(|id| {
+                self.encode_own(InternalRaftRequest {
+                    lease_revoke: Some(LeaseRevokeRequest { id: id.0 }),
+                    ..InternalRaftRequest::default()
+                })
+            })
+            .collect();
+        // They are proposed at once, which costs raft less than one proposal for each.
+        let mut bytes = 0;
+        let fits = |(_, data): &&(u64, Bytes)| {
+            bytes += Room::bytes_of([data.len()].into_iter());
+            !self.leadership.leads() || self.space.room.has(&self.log, bytes, Purpose::Own)
+        };
+        let fitting = revocations.iter().take_while(fits).count();
+        let batch: Vec<Bytes> = revocations.iter().take(fitting).map(|(_, data)| data.clone()).collect();
+        let is_taken = fitting > 0 && self.node.request(Request::Propose(batch)).is_ok();
+        let given = self.given();
+        for (number, (lease, (id, _))) in expired.into_iter().zip(revocations).enumerate() {
+            if is_taken && number < fitting {
+                self.proposals.await_entry(id, Waiter::Expiry(lease), now, given);
+            } else {
+                self.give_up(Waiter::Expiry(lease), error::NO_LEADER);
+            }
         }
     }
 
@@ -431,15 +454,8 @@ impl Core {
 
     /// Proposes a request of the core itself, which may use the disk space that is available for this
     /// `purpose`. `waiter` receives the outcome.
-    fn propose_own_for(&mut self, purpose: Purpose, mut request: InternalRaftRequest, waiter: Waiter) {
-        let id = self.shared.ids.command_id();
-        let (mut username, mut auth_revision) = (String::new(), 0);
-        if self.machine.auth.is_enabled() {
-            // The core proposes as root, so that its requests are always permitted.
-            (username, auth_revision) = (machine::auth::ROOT.to_owned(), self.machine.auth.revision());
-        }
-        request.header = Some(RequestHeader { id, username, auth_revision });
-        let data = Bytes::from(request.encode_to_vec());
+    fn propose_own_for(&mut self, purpose: Purpose, request: InternalRaftRequest, waiter: Waiter) {
+        let (id, data) = self.encode_own(request);
         // A follower forwards the entry, so its own disk does not matter. On a leader the entry may not fit
         // into the rest of a segment, and that rest is wasted. So the bytes are counted twice. Entries with
         // the purpose `Own`, which may use the last byte of the space, are small and counted once.
@@ -452,6 +468,18 @@ impl Core {
             let given = self.given();
             self.proposals.await_entry(id, waiter, self.shared.member.clock.now(), given);
         }
+    }
+
+    /// Returns a request of the core itself as the data of an entry, and the id of its command.
+    fn encode_own(&self, mut request: InternalRaftRequest) -> (u64, Bytes) {
+        let id = self.shared.ids.command_id();
+        let (mut username, mut auth_revision) = (String::new(), 0);
+        if self.machine.auth.is_enabled() {
+            // The core proposes as root, so that its requests are always permitted.
+            (username, auth_revision) = (machine::auth::ROOT.to_owned(), self.machine.auth.revision());
+        }
+        request.header = Some(RequestHeader { id, username, auth_revision });
+        (id, Bytes::from(request.encode_to_vec()))
     }
 
     pub(super) fn give_up(&mut self, waiter: Waiter, status: Status) {
