@@ -2,16 +2,21 @@
 //! receiver has.
 //!
 //! ```text
-//! stream  "MAINXFER" | format (4 bytes, 1) | 0 (4 bytes) | blocks
+//! stream  "MAINXFER" | format (4 bytes, 1 or 2) | 0 (4 bytes) | blocks
 //! block   as in `frame`
-//! blocks  one head, any number with keys, one end: as in checkpoints (see `image`), with these differences:
+//! blocks  one head, in format 2 any number with leases, any number with keys, one end: as in checkpoints (see
+//!         `image`), with these differences:
 //!         the head's `from` is the revision after which the stream starts, its `versions` is an upper bound;
+//!         in format 1 the head contains all leases, in format 2 none;
 //!         entries are in the order in which they were written, by main and sub-revision, not by key;
 //!         an entry contains the length and the bytes of its value, instead of location and checksum
 //! end     03 | entries in all key blocks | checksum over the frames of all blocks before (8 bytes)
 //! ```
 //!
 //! All fixed-size numbers are little-endian.
+//!
+//! Format 2 is sent only to receivers that announce [`FORMAT`], and only if there are more than 4,096 leases: the
+//! head of format 1 with ten million leases is one block of more than a hundred megabytes.
 //!
 //! A stream contains every version above `from` that physically exists, except the puts that the compact
 //! revision made unreadable. So it contains all deletions that compaction has not removed yet. A receiver
@@ -26,7 +31,7 @@
 //! * [`Held`] describes the versions that a receiver has.
 
 use bytes::{Bytes, BytesMut};
-use numbers::{ChangeId, Index, Revision, Term};
+use numbers::{ChangeId, Index, LeaseId, Revision, Term};
 
 use crate::alarm::Alarms;
 use crate::as_of::AsOf;
@@ -34,7 +39,7 @@ use crate::auth::Auth;
 use crate::codec::{Input, Malformed, put_u64};
 use crate::frame::{BlockStream, FRAME_BYTES, append_block, chain, seal};
 use crate::image::{
-    BLOCK_BYTES, END, Entry, EntryReader, EntryWriter, Head, KEYS, Payload, RestoreError, SavedHead,
+    BLOCK_BYTES, END, Entry, EntryReader, EntryWriter, Head, KEYS, LEASES, Payload, RestoreError, SavedHead,
 };
 use crate::key_value::{ReadError, Values, read_version};
 use crate::lease::Leases;
@@ -47,12 +52,21 @@ mod held;
 pub use assembly::{Assembly, ReceivedVersion};
 pub use held::Held;
 
+/// Newest format of a stream that this version of the program reads.
+pub const FORMAT: u32 = 2;
+
+/// Maximum number of leases in the head of a stream, if its receiver reads format 2.
+const LEASES_IN_HEAD_MAX: usize = 4096;
+
 const MAGIC: [u8; 16] = *b"MAINXFER\x01\0\0\0\0\0\0\0";
+const MAGIC_LEASES_APART: [u8; 16] = *b"MAINXFER\x02\0\0\0\0\0\0\0";
 
 /// Writer of a transfer. It returns the stream chunk by chunk, and can be used on any thread.
 pub struct TransferWriter {
     state: AsOf,
     head: Head,
+    /// The leases, if they are in blocks of their own; the head has none then.
+    leases: Option<Leases>,
     from: Revision,
     stage: Stage,
     /// Id of the last version that was written.
@@ -66,6 +80,8 @@ pub struct TransferWriter {
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Stage {
     Head,
+    /// Blocks of leases, of which the next one begins after this lease.
+    Leases(Option<LeaseId>),
     Keys,
     End,
     Done,
@@ -97,6 +113,7 @@ impl TransferWriter {
         TransferWriter {
             state,
             head,
+            leases: None,
             from,
             stage: Stage::Head,
             behind: ChangeId::end_of(from),
@@ -104,6 +121,15 @@ impl TransferWriter {
             checksum: 0,
             ready: Bytes::new(),
         }
+    }
+
+    /// Returns the writer for a receiver that reads formats up to this one. Without this call the stream has
+    /// format 1. If there are many leases, and the receiver reads format 2, they are in blocks of their own.
+    pub fn with_format_up_to(mut self, format: u32) -> TransferWriter {
+        if format >= FORMAT && self.stage == Stage::Head && self.head.leases.len() > LEASES_IN_HEAD_MAX {
+            self.leases = Some(std::mem::take(&mut self.head.leases));
+        }
+        self
     }
 
     /// Returns the number of versions written so far.
@@ -121,12 +147,23 @@ impl TransferWriter {
         if self.ready.is_empty() {
             self.ready = match self.stage {
                 Stage::Head => {
-                    self.stage = Stage::Keys;
+                    let (magic, next) = match self.leases {
+                        Some(_) => (&MAGIC_LEASES_APART, Stage::Leases(None)),
+                        None => (&MAGIC, Stage::Keys),
+                    };
+                    self.stage = next;
                     let mut framed = Vec::new();
                     append_block(&self.head.encode(self.from, self.head.versions), &mut framed);
                     self.checksum = chain(self.checksum, &framed);
-                    Bytes::from([&MAGIC, framed.as_slice()].concat())
+                    Bytes::from([magic, framed.as_slice()].concat())
                 }
+                Stage::Leases(behind) => match self.next_leases(behind) {
+                    Some(block) => block,
+                    None => {
+                        (self.stage, self.leases) = (Stage::Keys, None);
+                        return self.next_chunk(values);
+                    }
+                },
                 Stage::Keys => match self.next_keys(values)? {
                     Some(block) => block,
                     None => self.end(),
@@ -137,6 +174,17 @@ impl TransferWriter {
         }
         let len = self.ready.len().min(CHUNK_BYTES_MAX);
         Ok(Some(self.ready.split_to(len)))
+    }
+
+    /// Returns the next block of leases with its frame, which begins after this lease; `None` if none are left.
+    fn next_leases(&mut self, behind: Option<LeaseId>) -> Option<Bytes> {
+        let mut block = vec![0; FRAME_BYTES];
+        block.push(LEASES);
+        let last = self.leases.as_ref()?.encode_some(behind, BLOCK_BYTES, &mut block)?;
+        self.stage = Stage::Leases(Some(last));
+        seal(&mut block);
+        self.checksum = chain(self.checksum, &block);
+        Some(Bytes::from(block))
     }
 
     /// Returns the next block of keys with its frame; `None` if no versions are left.
@@ -233,7 +281,8 @@ pub struct TransferHead {
     pub versions_max: u64,
     /// Rolling hash; see [`crate::Machine::state_hash`].
     pub state_hash: Option<u64>,
-    /// Leases without their keys. A key is attached to its lease when its versions are loaded.
+    /// Leases without their keys. A key is attached to its lease when its versions are loaded. While a transfer
+    /// is being read, these are the leases that were read so far.
     pub leases: Leases,
     /// All raised alarms.
     pub alarms: Alarms,
@@ -257,6 +306,8 @@ pub struct TransferEnd {
 pub struct TransferReader<I> {
     stream: BlockStream<I>,
     head: TransferHead,
+    /// True while blocks of leases may follow: in format 2, before the first block of keys.
+    takes_leases: bool,
     /// Position of the current block of keys in the stream: start of its next entry, and its end.
     block: (usize, usize),
     reader: EntryReader,
@@ -279,9 +330,13 @@ where
     pub fn open(chunks: I) -> Result<Self, RestoreError<E>> {
         let mut stream = BlockStream::new(chunks);
         let magic = stream.take(MAGIC.len())?;
-        if stream.bytes(magic) != MAGIC {
-            return Err(Malformed("this is not a state that this version of the program can read").into());
-        }
+        let takes_leases = match stream.bytes(magic) {
+            magic if magic == MAGIC => false,
+            magic if magic == MAGIC_LEASES_APART => true,
+            _ => {
+                return Err(Malformed("this is not a state that this version of the program can read").into());
+            }
+        };
         let block = stream.take_block()?;
         let saved = SavedHead::decode(stream.bytes(block))?;
         let head = TransferHead {
@@ -299,7 +354,16 @@ where
         };
         let last = ChangeId::end_of(head.from);
         let reader = EntryReader::default();
-        Ok(TransferReader { stream, head, block: (0, 0), reader, last, entries: 0, done: false })
+        Ok(TransferReader {
+            stream,
+            head,
+            takes_leases,
+            block: (0, 0),
+            reader,
+            last,
+            entries: 0,
+            done: false,
+        })
     }
 
     /// Returns the state in the transfer except keys and values.
@@ -327,7 +391,11 @@ where
             }
             let (start, end) = self.stream.take_block()?;
             match self.stream.bytes((start, end)) {
+                [LEASES, leases @ ..] if self.takes_leases => {
+                    self.head.leases.decode_some(&mut Input(leases))?;
+                }
                 [KEYS, _, ..] => {
+                    self.takes_leases = false;
                     self.reader.restart();
                     self.block = (start + 1, end);
                 }

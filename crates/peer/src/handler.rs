@@ -4,6 +4,7 @@ use std::pin::Pin;
 
 use api::raftpb::Message;
 use bytes::Bytes;
+use http::Response;
 
 use crate::error::BoxError;
 
@@ -108,13 +109,12 @@ pub type Pieces<'a> = Box<dyn Iterator<Item = io::Result<Bytes>> + Send + 'a>;
 
 /// Source of a snapshot's bytes.
 pub trait SnapshotSource: Send {
-    /// Opens the snapshot for a receiver. `receiver` is the body of the receiver's answer to `GET
-    /// /mainstay/snapshot`. It is `None` if the receiver has answered 404, as a member that runs etcd does.
+    /// Opens the snapshot for a receiver. `receiver` is the receiver's answer to `GET /mainstay/snapshot`. It is `None` if the receiver has answered 404, as a member that runs etcd does.
     /// Called on a separate thread and may block.
     ///
     /// # Errors
     ///
     /// Returns an error if the snapshot cannot be opened. Nothing is sent then, and the snapshot counts as
     /// not delivered.
-    fn open(&mut self, receiver: Option<Bytes>) -> Result<OpenedSnapshot<'_>, BoxError>;
+    fn open(&mut self, receiver: Option<Response<Bytes>>) -> Result<OpenedSnapshot<'_>, BoxError>;
 }

@@ -45,6 +45,7 @@ impl SnapshotSender {
             (Arc::clone(&self.inbox), Arc::clone(&self.handler), Arc::clone(&self.log));
         let sending = Arc::clone(&self.sending);
         let work = move || {
+            transport::give_way();
             let sent = send(&inbox, message, source);
             // Remove the peer's entry before the handler is told the result: the handler may then immediately
             // send the next snapshot, which would be refused otherwise.
@@ -89,7 +90,7 @@ fn send(inbox: &Inbox, mut message: Message, mut source: Box<dyn SnapshotSource>
         inbox.push(Command::Request { target, request, timeout: RECEIVER_TIMEOUT, answer, permit: None });
         let answered = answered.blocking_recv().map_err(|_| PostError::Stopping)?;
         let receiver = match answered {
-            Ok(answer) if answer.status() == http::StatusCode::OK => Some(answer.into_body()),
+            Ok(answer) if answer.status() == http::StatusCode::OK => Some(answer),
             Ok(answer) if answer.status() == http::StatusCode::NOT_FOUND => None,
             // Only a 404 means that the member runs etcd. Any other status is an error, for example of a busy
             // member.

@@ -20,6 +20,7 @@ use std::time::Duration;
 use api::{Status, raftpb};
 use bytes::Bytes;
 use disk::Disk;
+use http::Response;
 use machine::image::{Head, RestoreError};
 use machine::snapshot::SnapshotVersion;
 use machine::transfer::{Assembly, Held, ReceivedVersion, TransferReader, TransferWriter};
@@ -35,13 +36,20 @@ use crate::shared::Shared;
 use storage::values::LogValues;
 
 pub mod database;
+mod pacing;
 mod refusals;
 
 use database::{DatabaseError, Spool};
+use pacing::{Pacing, SyncTotals};
 use refusals::Refusals;
 
-/// Minimum bytes of values at which a batch is full and is given to the log.
-const PORTION_BYTES: usize = 1 << 20;
+/// Header of the answer to `GET /mainstay/snapshot` in which a receiver announces the newest format of a stream
+/// that it reads ([`machine::transfer::FORMAT`]). Receivers of releases without this header read format 1.
+pub const FORMAT_HEADER: &str = "x-mainstay-transfer";
+
+/// Minimum bytes of values at which a batch is full and is given to the log. Each batch is a sync of its own, which
+/// other members may feel that use the same disk.
+const PORTION_BYTES: usize = 4 << 20;
 /// Number of versions at which a batch is full, even if their values have fewer bytes.
 const PORTION_VERSIONS: usize = 16 << 10;
 
@@ -56,6 +64,8 @@ pub struct Source {
     core: Arc<Inbox<CoreRequest>>,
     /// True if the state may be sent in etcd's form, to a member that runs etcd.
     may_be_etcd: bool,
+    /// True if the source is read on a thread of its own, which may pause.
+    may_pause: bool,
 }
 
 impl Source {
@@ -64,7 +74,8 @@ impl Source {
     /// `trail` contains the hashes of the state after each of the last entries.
     pub fn new(to: MemberId, head: Head, trail: StateTrail, state: AsOf, shared: &Shared) -> Source {
         let (values, core) = (shared.data.values.clone(), Arc::clone(&shared.core.inbox));
-        Source { to, head: Some(head), state: Some(state), trail, values, core, may_be_etcd: true }
+        let may_pause = shared.member.threads;
+        Source { to, head: Some(head), state: Some(state), trail, values, core, may_be_etcd: true, may_pause }
     }
 
     /// Returns the source of a state for an observer, which is never sent in etcd's form.
@@ -74,27 +85,37 @@ impl Source {
 }
 
 impl peer::SnapshotSource for Source {
-    fn open(&mut self, receiver: Option<Bytes>) -> Result<peer::OpenedSnapshot<'_>, peer::BoxError> {
+    fn open(
+        &mut self,
+        receiver: Option<Response<Bytes>>,
+    ) -> Result<peer::OpenedSnapshot<'_>, peer::BoxError> {
         let head = self.head.take().ok_or(SourceError::SentBefore)?;
         let state = self.state.take().ok_or(SourceError::SentBefore)?;
         let values = LogValues::new(self.values.clone());
-        let Some(held) = receiver else {
+        let Some(receiver) = receiver else {
             if !self.may_be_etcd {
                 return Err(SourceError::NoObserver.into());
             }
             self.core.send(PeerRequest::DatabaseOpened { to: self.to, index: head.applied_index });
             return Ok(database::open(head, state, values)?);
         };
-        let held = Held::from_bytes(&held).map_err(SourceError::Malformed)?;
+        let held = Held::from_bytes(receiver.body()).map_err(SourceError::Malformed)?;
+        let format =
+            receiver.headers().get(FORMAT_HEADER).and_then(|format| format.to_str().ok()?.parse().ok());
         let from = head.transfer_from(Some(&held), &self.trail);
         // A receiver without data gets only the readable versions. It needs no tombstones, because it has no
         // keys for them to delete.
         let state = if from == Revision(0) { state.of_what_is_readable() } else { state };
-        let mut writer = TransferWriter::new(state, head, from);
+        let mut writer = TransferWriter::new(state, head, from).with_format_up_to(format.unwrap_or(1));
         let mut ended = false;
+        let log_figures = self.may_pause.then(|| self.values.clone());
+        let mut pacing = Pacing::new(SyncTotals::of(self.values.figures()));
         let pieces = Box::new(std::iter::from_fn(move || {
             if ended {
                 return None;
+            }
+            if let Some(values) = &log_figures {
+                std::thread::sleep(pacing.after_chunk(SyncTotals::of(values.figures())));
             }
             let chunk = writer.next_chunk(&values).map_err(io::Error::other).transpose();
             ended = matches!(chunk, Some(Err(_)) | None);
@@ -277,6 +298,18 @@ impl Portion {
     fn is_full(&self) -> bool {
         self.bytes >= PORTION_BYTES || self.versions.len() >= PORTION_VERSIONS
     }
+}
+
+/// Locations of the values of a batch, or why they were not written.
+type ValuesPlaced = Result<Vec<(log::ValueId, Location)>, Shortage>;
+
+/// A batch of received versions whose values were given to the log.
+struct PlacedPortion {
+    versions: Vec<ReceivedVersion>,
+    /// Ids of the values, in the order of the versions; versions with empty values have none.
+    ids: Vec<log::ValueId>,
+    /// Receiver of the locations; `None` if all values are empty.
+    placed: Option<oneshot::Receiver<ValuesPlaced>>,
 }
 
 /// Returns the attempt that this message announces, with the number `claim`. If the sender sends the whole
@@ -470,7 +503,7 @@ impl Receiver {
         let (claim, is_whole) = (partial.claim, reader.head().from == Revision(0));
         let assembly = &mut partial.assembly;
         assembly.begin(reader.head()).map_err(ReceiveError::Malformed)?;
-        let mut portion = Portion::default();
+        let (mut portion, mut placing) = (Portion::default(), None);
         loop {
             let next = reader.next().map_err(ReceiveError::Read);
             if let Ok(Some(version)) = &next {
@@ -480,7 +513,14 @@ impl Receiver {
             // valid, and a later stream can continue after them.
             let last = !matches!(next, Ok(Some(_)));
             if last || portion.is_full() {
-                self.place((claim, is_whole), assembly, &mut portion).await?;
+                // The next batch is read while the log writes this one.
+                if let Some(before) = placing.take() {
+                    Receiver::placed(before, assembly).await?;
+                }
+                placing = Some(self.place((claim, is_whole), std::mem::take(&mut portion)));
+            }
+            if last && let Some(before) = placing.take() {
+                Receiver::placed(before, assembly).await?;
             }
             match next {
                 Ok(Some(_)) => {}
@@ -490,28 +530,33 @@ impl Receiver {
         }
     }
 
-    /// Writes the values of a batch to the log, and passes the versions with the locations of their values to
-    /// the assembly.
-    async fn place(
-        &self,
-        (claim, is_whole): (u64, bool),
-        assembly: &mut Assembly,
-        portion: &mut Portion,
-    ) -> Result<(), ReceiveError> {
-        let Portion { versions, values, bytes } = portion;
-        *bytes = 0;
-        let ids: Vec<log::ValueId> = values.iter().map(|value| value.id).collect();
-        let mut places = Vec::new();
-        if !values.is_empty() {
+    /// Gives the values of a batch to the log. [`Receiver::placed`] waits for it, before the next batch is given.
+    fn place(&self, (claim, is_whole): (u64, bool), portion: Portion) -> PlacedPortion {
+        let Portion { versions, values, .. } = portion;
+        let ids = values.iter().map(|value| value.id).collect();
+        let placed = (!values.is_empty()).then(|| {
             let (done, placed) = oneshot::channel();
-            let placement = Placement { claim, values: std::mem::take(values), is_whole, done };
+            let placement = Placement { claim, values, is_whole, done };
             self.shared.core.inbox.send(PeerRequest::Place(placement));
-            let placed = placed.await.map_err(|_| ReceiveError::LogFull)?;
-            places = placed.map_err(ReceiveError::NoRoom)?;
-        }
+            placed
+        });
+        PlacedPortion { versions, ids, placed }
+    }
+
+    /// Waits until the log has written a batch, and passes the versions with the locations of their values to the
+    /// assembly.
+    async fn placed(portion: PlacedPortion, assembly: &mut Assembly) -> Result<(), ReceiveError> {
+        let PlacedPortion { versions, ids, placed } = portion;
+        let places = match placed {
+            None => Vec::new(),
+            Some(placed) => {
+                let placed = placed.await.map_err(|_| ReceiveError::LogFull)?;
+                placed.map_err(ReceiveError::NoRoom)?
+            }
+        };
         let places: HashMap<log::ValueId, Location> = places.into_iter().collect();
         let mut places = ids.into_iter().map(|id| places.get(&id).copied());
-        for version in versions.drain(..) {
+        for version in versions {
             let location = match version.value_len() {
                 0 => Location::default(),
                 _ => places.next().flatten().ok_or(ReceiveError::Lost)?,

@@ -35,7 +35,7 @@ use replica::core::{
 };
 use replica::observing::{CARD_BYTES_MAX, OBSERVERS};
 use replica::shared::Shared;
-use replica::transfer::{ReceiveError, Receiver};
+use replica::transfer::{FORMAT_HEADER, ReceiveError, Receiver};
 use storage::block_on::block_on;
 use telemetry::logging::{Logger, Value};
 use tls::Tickets;
@@ -270,12 +270,17 @@ async fn time_to_live(shared: &Shared, body: Bytes) -> Response<Bytes> {
 }
 
 /// Answers a member that is about to send a snapshot, and asks which versions this member already has. The
-/// answer contains a hash of this member's state if the request says that the sender understands the hash.
+/// answer contains a hash of this member's state if the request says that the sender understands the hash, and
+/// announces the format of a stream that this member reads.
 async fn held(receiver: &Receiver, question: &Request<Bytes>) -> Response<Bytes> {
     let hashed = question.uri().query().is_some_and(|query| query.split('&').any(|pair| pair == HASHED));
     match receiver.held().await {
-        Some(held) if hashed => Response::new(Bytes::from(held.to_bytes())),
-        Some(held) => Response::new(Bytes::from(held.to_bytes_unhashed())),
+        Some(held) => {
+            let bytes = if hashed { held.to_bytes() } else { held.to_bytes_unhashed() };
+            let mut response = Response::new(Bytes::from(bytes));
+            response.headers_mut().insert(FORMAT_HEADER, HeaderValue::from(machine::transfer::FORMAT));
+            response
+        }
         None => {
             let mut response = Response::new(Bytes::from_static(b"the member is stopping\n"));
             *response.status_mut() = StatusCode::SERVICE_UNAVAILABLE;

@@ -345,7 +345,7 @@ impl Future for Once {
 
 impl Pieces {
     /// Opens a snapshot source. `receiver` describes the data that the receiving member already has.
-    pub fn open(mut source: Box<dyn SnapshotSource>, receiver: Option<Bytes>) -> Pieces {
+    pub fn open(mut source: Box<dyn SnapshotSource>, receiver: Option<http::Response<Bytes>>) -> Pieces {
         let next = Rc::new(RefCell::new(None));
         let out = Rc::clone(&next);
         let future = Box::pin(async move {

@@ -314,7 +314,7 @@ impl World {
                 };
                 let Some(source) = sending.source.take() else { return };
                 let receiver = answer.ok().filter(|answer| answer.status() == http::StatusCode::OK);
-                sending.pieces = Some(Pieces::open(source, receiver.map(http::Response::into_body)));
+                sending.pieces = Some(Pieces::open(source, receiver));
                 self.schedule.after(MICRO, Event::Piece(at, life, number));
             }
         }

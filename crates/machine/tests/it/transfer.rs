@@ -5,7 +5,7 @@ use std::collections::BTreeMap;
 use bytes::Bytes;
 use mainstay_machine::image::{Head, RestoreError};
 use mainstay_machine::snapshot::CHUNK_BYTES_MAX;
-use mainstay_machine::transfer::{Assembly, Held, ReceivedVersion, TransferReader, TransferWriter};
+use mainstay_machine::transfer::{Assembly, FORMAT, Held, ReceivedVersion, TransferReader, TransferWriter};
 use mainstay_machine::{AsOf, Lease, Machine, Malformed, ReadError, Values};
 use mvcc::{Location, Snapshot, hash_versions};
 use numbers::{ChangeId, Index, LeaseId, Revision};
@@ -29,6 +29,13 @@ fn send(machine: &mut Machine, from: Revision, values: &dyn Values) -> Vec<Bytes
     }
     assert_eq!(writer.next_chunk(values), Ok(None), "it stays at its end");
     chunks
+}
+
+/// Returns the chunks of a transfer to a receiver that reads formats up to this one.
+fn send_in_format(machine: &mut Machine, from: Revision, format: u32, values: &dyn Values) -> Vec<Bytes> {
+    let (view, head) = (machine.store.publish(), machine.head());
+    let mut writer = TransferWriter::new(view, head, from).with_format_up_to(format);
+    std::iter::from_fn(|| writer.next_chunk(values).unwrap()).collect()
 }
 
 /// Receives chunks until they end or fail, and stores values in batches of `batch` versions. Returns the
@@ -639,6 +646,90 @@ fn no_damage_makes_it_panic() {
         }
     }
     assert!(refused > 300 && taken > 300, "{refused} refused, {taken} taken");
+}
+
+/// Returns a machine with this number of leases, one of which has a key.
+fn with_leases(journal: &Journal, count: i64) -> Machine {
+    let mut machine = Machine::new(RULES);
+    for id in 1..=count {
+        let grant = api::etcdserverpb::LeaseGrantRequest { id, ttl: 60 + id % 1000 };
+        let request = api::etcdserverpb::InternalRaftRequest {
+            lease_grant: Some(grant),
+            ..api::etcdserverpb::InternalRaftRequest::default()
+        };
+        execute(&mut machine, journal, &request);
+    }
+    execute(&mut machine, journal, &put("a", "1", 7));
+    execute(&mut machine, journal, &put("b", "2", 0));
+    machine
+}
+
+#[test]
+fn many_leases_come_in_bounded_blocks_to_receivers_that_read_them() {
+    const COUNT: i64 = 70_000;
+    let journal = Journal::default();
+    let mut machine = with_leases(&journal, COUNT);
+    let longest = |chunks: &[Bytes]| {
+        let starts = frames(&chunks.concat());
+        starts.windows(2).map(|pair| pair[1] - pair[0]).max().unwrap()
+    };
+    let format = |chunks: &[Bytes]| chunks[0][8];
+    // The previous release reads format 1 only, in which all leases are in one block.
+    let old = send_in_format(&mut machine, Revision(0), 1, &journal);
+    let new = send_in_format(&mut machine, Revision(0), FORMAT, &journal);
+    assert_eq!((format(&old), format(&new)), (1, 2));
+    assert!(longest(&old) > 256 << 10 && longest(&new) < 129 << 10, "{} {}", longest(&old), longest(&new));
+    for chunks in [&old, &new] {
+        let received = receive(Assembly::new(RULES, None), whole(chunks), &journal, 10).ok().unwrap();
+        assert_eq!(leases(&received), leases(&machine));
+        assert_eq!(received.leases.bytes(), machine.leases.bytes());
+    }
+    // A receiver that has the first key gets the second one and, again, all leases.
+    let rest = send_in_format(&mut machine, Revision(2), FORMAT, &journal);
+    let mut reader = TransferReader::open(whole(&rest)).unwrap();
+    let mut keys = Vec::new();
+    while let Some(version) = reader.next().unwrap() {
+        keys.push(version.key.to_vec());
+    }
+    assert_eq!((keys, reader.finish().head.leases.len()), (vec![b"b".to_vec()], COUNT as usize));
+    // Few leases stay in the head, so that the previous release can read most streams in a backup, too.
+    let few = send_in_format(&mut with_leases(&journal, 3), Revision(0), FORMAT, &journal);
+    assert_eq!(format(&few), 1);
+}
+
+#[test]
+fn blocks_of_leases_that_are_missing_repeated_or_out_of_place_are_refused() {
+    let journal = Journal::default();
+    let chunks = send_in_format(&mut with_leases(&journal, 70_000), Revision(0), FORMAT, &journal);
+    let all = chunks.concat();
+    let starts = frames(&all);
+    // A head, at least two blocks of leases, one of keys, and the end.
+    assert!(starts.len() >= 6, "{starts:?}");
+    let block = |n: usize| all[starts[n]..starts[n + 1]].to_vec();
+    let blocks = starts.len() - 1;
+    let refusal = |magic: &[u8], order: &[usize]| {
+        let bytes = [magic.to_vec(), order.iter().flat_map(|n| block(*n)).collect()].concat();
+        let taken = receive(Assembly::new(RULES, None), [Ok(bytes.into())].into_iter(), &journal, 1);
+        taken.err().map(|broken| broken.2)
+    };
+    let magic = &all[..16];
+    let whole: Vec<usize> = (0..blocks).collect();
+    assert_eq!(refusal(magic, &whole), None);
+    let without = |n: usize| whole.iter().copied().filter(|block| *block != n).collect::<Vec<_>>();
+    let malformed = |text| Some(RestoreError::Malformed(Malformed(text)));
+    let missing = malformed("a transfer with blocks missing or out of order");
+    assert_eq!(refusal(magic, &without(1)), missing);
+    assert_eq!(refusal(magic, &without(2)), missing);
+    assert_eq!(refusal(magic, &[&[0, 1, 1], &whole[2..]].concat()), malformed("a lease twice"));
+    let late: Vec<usize> = without(1).into_iter().take(blocks - 2).chain([1, blocks - 1]).collect();
+    assert_eq!(refusal(magic, &late), malformed("a block of an unknown kind"));
+    // Format 1 has no blocks of leases.
+    let old = b"MAINXFER\x01\0\0\0\0\0\0\0";
+    assert_eq!(refusal(old, &whole), malformed("a block of an unknown kind"));
+    for cut in [starts[1] + 3, starts[2], starts[3] - 1] {
+        let bytes = Bytes::copy_from_slice(&all[..cut]);
+        assert!(receive(Assembly::new(RULES, None), [Ok(bytes)].into_iter(), &journal, 1).is_err());
+    }
 }
 
 #[test]

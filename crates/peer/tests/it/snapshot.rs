@@ -5,6 +5,7 @@ use std::time::Duration;
 
 use api::raftpb::{ConfState, Message, MessageType, Snapshot, SnapshotMetadata};
 use bytes::Bytes;
+use http::Response;
 use mainstay_peer::{BoxError, OpenedSnapshot, SnapshotForm, SnapshotSource};
 use prost::Message as _;
 use testkit::Random;
@@ -47,8 +48,8 @@ impl Source {
 }
 
 impl SnapshotSource for Source {
-    fn open(&mut self, receiver: Option<Bytes>) -> Result<OpenedSnapshot<'_>, BoxError> {
-        *self.asked.lock().unwrap() = Some(receiver);
+    fn open(&mut self, receiver: Option<Response<Bytes>>) -> Result<OpenedSnapshot<'_>, BoxError> {
+        *self.asked.lock().unwrap() = Some(receiver.map(Response::into_body));
         if self.pieces == 0 {
             return Err("there is no snapshot".into());
         }

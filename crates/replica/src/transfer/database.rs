@@ -478,7 +478,7 @@ impl Receiver {
     ) -> Result<(u64, ChangeId), ReceiveError> {
         let mut history = database.history().map_err(DatabaseError::Read)?;
         let (mut entries, mut last) = (0, ChangeId::end_of(Revision(0)));
-        let mut portion = Portion::default();
+        let (mut portion, mut placing) = (Portion::default(), None);
         while let Some(change) = history.step().map_err(DatabaseError::Read)? {
             let version = etcd_database::version(&change).map_err(DatabaseError::Changes)?;
             let at = ChangeId { main: version.main, sub: version.sub };
@@ -489,10 +489,17 @@ impl Receiver {
             entries += 1;
             portion.take(&version).map_err(ReceiveError::Malformed)?;
             if portion.is_full() {
-                self.place((claim, true), assembly, &mut portion).await?;
+                // The next batch is read while the log writes this one.
+                if let Some(before) = placing.take() {
+                    Receiver::placed(before, assembly).await?;
+                }
+                placing = Some(self.place((claim, true), std::mem::take(&mut portion)));
             }
         }
-        self.place((claim, true), assembly, &mut portion).await?;
+        if let Some(before) = placing.take() {
+            Receiver::placed(before, assembly).await?;
+        }
+        Receiver::placed(self.place((claim, true), portion), assembly).await?;
         Ok((entries, last))
     }
 }

@@ -661,6 +661,38 @@ fn grant_many(world: &mut World, at: usize, count: i64) {
     }
 }
 
+#[test]
+fn very_many_leases_are_sent_in_blocks_to_receivers_that_announce_to_read_them() {
+    const COUNT: i64 = 6_000;
+    let mut world = World::started(3, 37, &["--snapshot-count=20", "--snapshot-catchup-entries=20"]);
+    world.lead(0);
+    world.cut(2, true);
+    for first in (1..=COUNT).step_by(3000) {
+        let requests = (first..first + 3000).map(|id| LeaseGrantRequest { ttl: 36_000, id }.encode_to_vec());
+        let granted: Vec<_> =
+            requests.map(|request| world.member(0).call(Rpc::LeaseGrant, request.into())).collect();
+        for one in granted {
+            world.run(one).expect("is granted");
+        }
+    }
+    for (announced, format) in [(true, 2), (false, 1)] {
+        world.post.lock().expect("nobody panicked").formats_unannounced = !announced;
+        for n in 0..60 {
+            world.put(0, "k", &[n]).expect("two of three are enough");
+        }
+        world.until("the log lets go of what is needed", |world| {
+            world.member(2).probe().last_index + 1 < world.member(0).probe().first_index
+        });
+        world.cut(2, false);
+        world.until("it has all leases", |world| {
+            world.member(2).probe().leases as i64 == COUNT
+                && world.member(2).probe().applied == world.member(0).probe().applied
+        });
+        assert_eq!(world.post.lock().expect("nobody panicked").formats.last(), Some(&format));
+        world.cut(2, true);
+    }
+}
+
 /// Restarts a member as one that behaves like etcd.
 fn becomes_etcd(world: &mut World, at: usize) {
     world.kill(at);

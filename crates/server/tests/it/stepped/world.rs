@@ -39,8 +39,8 @@ enum Letter {
     Opened {
         message: Message,
         source: Box<dyn SnapshotSource>,
-        /// `None` if the receiver runs etcd.
-        held: Option<Bytes>,
+        /// The answer of the receiver; `None` if it runs etcd.
+        held: Option<Response<Bytes>>,
     },
     /// The receiver has taken the snapshot, or refused it.
     Taken {
@@ -74,6 +74,10 @@ pub struct Post {
     pub breaks: u32,
     /// If set, snapshots are sent as databases, as between members that run etcd, and this callback may change each.
     pub databases: Option<Spoiling>,
+    /// True if receivers of snapshots do not announce which formats they read, as those of earlier releases.
+    pub formats_unannounced: bool,
+    /// Formats of the snapshots that were sent in our own form, in order.
+    pub formats: Vec<u8>,
     /// True if no member knows that another is connected, although messages arrive.
     pub strangers: bool,
     /// Releases that members report, by member id.
@@ -446,9 +450,13 @@ impl World {
                 let request = Request::get("/mainstay/snapshot?format=2").body(Bytes::new()).expect("is one");
                 let answered = member.peering().http(request);
                 member.spawn(async move {
-                    let held = Some(answered.await).filter(|response| response.status() == 200);
+                    let mut answered = answered.await;
+                    if lock(&post).formats_unannounced {
+                        answered.headers_mut().remove(replica::transfer::FORMAT_HEADER);
+                    }
+                    let held = Some(answered).filter(|response| response.status() == 200);
                     let as_database = lock(&post).databases.is_some();
-                    let held = held.map(Response::into_body).filter(|_| !as_database);
+                    let held = held.filter(|_| !as_database);
                     lock(&post).letters.push_back(Letter::Opened { message, source, held });
                 });
             }
@@ -461,6 +469,9 @@ impl World {
                 }
                 let mut pieces: Vec<io::Result<Bytes>> = opened.pieces.collect();
                 let mut office = lock(&post);
+                if let (SnapshotForm::Own, Some(Ok(first))) = (form, pieces.first()) {
+                    office.formats.extend(first.get(8));
+                }
                 if let Some(spoil) = &mut office.databases {
                     spoil(&mut message, &mut pieces);
                 }
