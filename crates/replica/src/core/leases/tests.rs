@@ -502,12 +502,12 @@ fn last_revoked(count: i64, sync: Duration) -> (Duration, usize) {
 }
 
 #[test]
-fn a_million_leases_that_end_at_once_are_late_by_less_than_a_second_whatever_a_sync_takes() {
+fn leases_that_end_at_once_are_revoked_at_a_million_a_second_whatever_a_sync_takes() {
     // The shorter the syncs, the fewer revocations are in flight, for which the writes of clients wait.
     for (sync_us, open_max) in [(200, 2500), (1000, 4000), (2000, 8000), (5000, 20_000)] {
-        let (late, most) = last_revoked(1_000_000, Duration::from_micros(sync_us));
+        let (late, most) = last_revoked(300_000, Duration::from_micros(sync_us));
         println!("a sync of {sync_us} us: the last after {} ms, {most} in flight", late.as_millis());
-        assert!(late < seconds(1), "a sync of {sync_us} us: {late:?}");
+        assert!(late < Duration::from_millis(300), "a sync of {sync_us} us: {late:?}");
         assert!(most <= open_max, "a sync of {sync_us} us: {most} in flight");
     }
 }
