@@ -22,7 +22,7 @@ use std::time::{Duration, Instant};
 use rustls::{Connection, HandshakeKind, ServerConnection};
 use tokio::io::{AsyncRead as _, AsyncWrite as _, ReadBuf};
 use transport::{
-    BUFFER_BYTES, Detached, Handshake, HandshakeError, HandshakeThread, Stream, before_deadline, give_way,
+    BUFFER_BYTES, Detached, Handshake, HandshakeError, HandshakeThread, Stream, before_deadline,
 };
 
 use crate::admissions::Admission;
@@ -196,12 +196,7 @@ pub(crate) fn spawn(
     number: usize,
     mut closing: Closing,
 ) -> io::Result<(HandshakeThread<IpAddr>, JoinHandle<()>)> {
-    let until = async move {
-        // Runs on the thread. Established connections go before those that begin, of which there may be thousands
-        // at once.
-        give_way();
-        closing.begun().await;
-    };
+    let until = async move { closing.begun().await };
     HandshakeThread::start(format!("tls-{number}"), LOOK_UP_THREADS, until)
 }
 

@@ -247,7 +247,6 @@ async fn hand_over(
     let (done, taken) = oneshot::channel();
     let handler: Arc<dyn Handler> = Arc::clone(&hub.local.handler);
     let work = move || {
-        transport::give_way();
         let mut pieces = piece::Incoming::new(pieces);
         let result = handler.receive_snapshot(message, form, &mut pieces);
         drop(taker);

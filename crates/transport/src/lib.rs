@@ -8,7 +8,6 @@
 //! * [`TlsStream`] is TLS over any byte stream after the handshake, for clients and servers. [`Wire`] is a
 //!   stream with or without TLS, and implements the I/O traits of tokio and of hyper.
 //! * [`http1`] sends requests to servers, and keeps idle connections for further requests.
-//! * [`give_way`] lowers the priority of a thread whose work can wait.
 //! * [`ReadAhead`] reads from a client while hyper's HTTP/1 server answers, so that a disconnect is noticed.
 //! * [`Records`], [`BarrenRecords`] and [`WriteAllowance`] limit the use of TLS where rustls does not.
 //!
@@ -45,7 +44,6 @@ mod handshake_thread;
 pub mod http1;
 mod hyper_io;
 mod listener;
-mod priority;
 mod read_ahead;
 mod records;
 mod scratch;
@@ -58,7 +56,6 @@ pub use handshake::{Handshake, HandshakeError, Received, accept, connect};
 pub use handshake_thread::{HandshakeThread, before_deadline, end_turn};
 pub use hyper_io::Clock;
 pub use listener::{Listener, ListenerSocket};
-pub use priority::give_way;
 pub use read_ahead::{ReadAhead, poll_read_bounded};
 pub use records::{BarrenRecords, RECORD_COST, Records, WriteAllowance};
 pub use scratch::with as with_scratch;
