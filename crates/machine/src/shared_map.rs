@@ -261,6 +261,11 @@ impl<K: Ord + Clone, V: Clone> SharedMap<K, V> {
         self.chunks.first()?.1.first().map(|(key, value)| (key, value))
     }
 
+    /// Returns the entry with the largest key.
+    pub fn last(&self) -> Option<(&K, &V)> {
+        self.chunks.last()?.1.last().map(|(key, value)| (key, value))
+    }
+
     /// Removes the entries with the largest keys, which are those of one chunk. Returns their number; 0 once the map is
     /// empty. It is the cheapest way to empty a large map in slices.
     pub fn remove_chunk(&mut self) -> usize {

@@ -45,7 +45,6 @@ impl SnapshotSender {
             (Arc::clone(&self.inbox), Arc::clone(&self.handler), Arc::clone(&self.log));
         let sending = Arc::clone(&self.sending);
         let work = move || {
-            transport::give_way();
             let sent = send(&inbox, message, source);
             // Remove the peer's entry before the handler is told the result: the handler may then immediately
             // send the next snapshot, which would be refused otherwise.

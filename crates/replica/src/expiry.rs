@@ -501,6 +501,11 @@ impl Expiry {
         }
     }
 
+    /// Returns the lowest and the highest id of a lease whose clock runs.
+    pub fn ids(&self) -> Option<(LeaseId, LeaseId)> {
+        Some((*self.timers.first()?.0, *self.timers.last()?.0))
+    }
+
     /// Returns the leases with running clocks whose ids are greater than `id` (all of them if `id` is
     /// `None`), with their remaining times, in the order of the ids.
     pub fn after(&self, id: Option<LeaseId>, now: Instant) -> impl Iterator<Item = (LeaseId, Duration)> {

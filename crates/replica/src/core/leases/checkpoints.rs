@@ -22,12 +22,16 @@ pub(super) const TAKEN_BACK_AHEAD: usize = 4;
 /// A stopping leader checkpoints the leases that have used up at least this much of their TTL.
 const STOP_NOTES_USED: Duration = Duration::from_secs(1);
 /// Longest time for which a stopping leader checkpoints leases. Those that it does not reach go on, after the
-/// start, with the remaining time of their last checkpoint, which is at most a minute or a hundredth of the TTL old.
+/// start, with the remaining time of their last checkpoint, see [`NOTED_PART`]. The pass begins at another lease at
+/// each stop, so that it does not leave out the same ones.
 const STOP_NOTES_TIME: Duration = Duration::from_secs(1);
-/// A lease is checkpointed once it has used up this part of its TTL since its last checkpoint. So a lease with a
-/// TTL of ten hours, of which there may be millions, is not checkpointed every minute, and no lease lives longer
-/// than it should by more than this part.
+/// While a leader runs, it checkpoints a lease once the lease has used up this part of its TTL, but at most
+/// [`NOTED_PART_MAX`], since its last checkpoint. So leases with a TTL of ten hours, of which there may be millions, are
+/// not checkpointed every minute. A leader that ends without a stop loses no more of the time of a lease than this
+/// and the interval of the passes.
 const NOTED_PART: u32 = 100;
+/// Maximum of [`NOTED_PART`], as long as etcd's interval.
+const NOTED_PART_MAX: Duration = Duration::from_secs(300);
 /// Leases are checkpointed only while at most this many entries are unapplied, because each of these entries
 /// has to be searched for grants of leases. The search before leases are revoked visits at most this many
 /// entries per call.
@@ -35,15 +39,26 @@ pub(super) const NOTED_BEHIND_MAX: u64 = 1 << 16;
 
 /// A pass that checkpoints leases, slice by slice.
 pub(super) struct CheckpointPass {
-    /// Id of the last lease that the pass has processed.
-    behind: Option<LeaseId>,
-    /// Minimum time that a lease must have used up since its last checkpoint to be checkpointed.
-    used: Duration,
+    /// What is left to be processed; the last one first. Never empty.
+    ranges: Vec<NotedRange>,
     /// Ids of leases granted by entries that were unapplied when the pass searched them. These leases are not
     /// checkpointed.
     granted: BTreeSet<LeaseId>,
     /// Index of the last entry that the pass has searched for grants.
     looked_through: Index,
+}
+
+/// Leases that a pass looks at.
+#[derive(Clone, Copy)]
+struct NotedRange {
+    /// Id of the last lease that the pass has processed; `None` at the beginning.
+    behind: Option<LeaseId>,
+    /// Id of the last lease of the range; `None` if it has no end.
+    through: Option<LeaseId>,
+    /// Minimum time that a lease must have used up since its last checkpoint to be checkpointed.
+    used: Duration,
+    /// True if it must also have used up the part [`NOTED_PART`] of its TTL.
+    in_parts: bool,
 }
 
 /// A pass that clears lease checkpoints, slice by slice.
@@ -83,21 +98,33 @@ impl LeaseClocks {
         }
         self.next_note = now + self.rules.note_interval;
         if !self.is_noting() {
-            self.note_below(self.rules.note_interval);
+            let used = self.rules.note_interval;
+            self.note(vec![NotedRange { behind: None, through: None, used, in_parts: true }]);
         }
     }
 
     /// Begins to checkpoint all leases before this member stops, so that they continue with their remaining
-    /// times after the restart.
-    pub fn note_before_stop(&mut self) {
-        self.note_below(STOP_NOTES_USED);
+    /// times after the restart: first those that would gain much, then the others. The time of the pass is limited,
+    /// see [`LeaseClocks::has_noted`], so it begins at a lease that `seed` selects.
+    pub fn note_before_stop(&mut self, seed: u64) {
+        let start = self.renewals.with(|expiry| expiry.ids()).map(|(LeaseId(first), LeaseId(last))| {
+            let others = last.wrapping_sub(first) as u64;
+            // An odd factor makes seeds that follow each other select places far apart.
+            let mixed = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+            // The id before the selected one, behind which the pass begins.
+            let offset = (u128::from(others) * u128::from(mixed)) >> 32;
+            LeaseId(first.wrapping_add(offset as i64).wrapping_sub(1))
+        });
+        let range =
+            |behind, through, in_parts| NotedRange { behind, through, used: STOP_NOTES_USED, in_parts };
+        let halves = |in_parts| [range(None, start, in_parts), range(start, None, in_parts)];
+        self.note([halves(false), halves(true)].concat());
     }
 
-    /// Begins to checkpoint every lease that has used up at least `used`, and a part of its TTL, since its last
-    /// checkpoint; if a member runs etcd,
+    /// Begins to checkpoint the leases of these ranges, the last range first; if a member runs etcd,
     /// begins to clear checkpoints instead. Does nothing while some members have not announced which program
     /// they run, or while all checkpoints are being cleared already.
-    fn note_below(&mut self, used: Duration) {
+    fn note(&mut self, ranges: Vec<NotedRange>) {
         if self.doubt || !self.rules.expire {
             return;
         }
@@ -106,12 +133,8 @@ impl LeaseClocks {
             OtherPrograms::Unheard => {}
             OtherPrograms::Mainstay => {
                 self.none_noted = false;
-                self.noting = Some(CheckpointPass {
-                    behind: None,
-                    used,
-                    granted: BTreeSet::new(),
-                    looked_through: Index(0),
-                });
+                self.noting =
+                    Some(CheckpointPass { ranges, granted: BTreeSet::new(), looked_through: Index(0) });
             }
         }
     }
@@ -197,18 +220,22 @@ impl LeaseClocks {
         }
         let mut notes = Vec::new();
         let mut looked = 0;
+        let range = noting.ranges.last_mut()?;
         self.renewals.with(|expiry| {
-            for (id, left) in expiry.after(noting.behind, now).take(LEASES_PER_TURN) {
+            for (id, left) in expiry.after(range.behind, now).take(LEASES_PER_TURN) {
+                if range.through.is_some_and(|through| id > through) {
+                    break;
+                }
                 looked += 1;
-                noting.behind = Some(id);
+                range.behind = Some(id);
                 let Some(lease) = leases.get(id) else { continue };
                 let left = Seconds::rounded_up(left).max(Seconds(1));
                 let ttl = lease.ttl.max(self.rules.ttl_min).duration();
                 // The time with which the lease would go on after a restart now.
                 let known = noted_or_granted(&lease, self.rules.ttl_min);
-                if known >= left.duration() + noting.used.max(ttl / NOTED_PART)
-                    && !noting.granted.contains(&id)
-                {
+                let part =
+                    if range.in_parts { (ttl / NOTED_PART).min(NOTED_PART_MAX) } else { Duration::ZERO };
+                if known >= left.duration() + range.used.max(part) && !noting.granted.contains(&id) {
                     notes.push(LeaseCheckpoint { id: id.0, remaining_ttl: left.0 });
                     if notes.len() == NOTES_PER_ENTRY {
                         break;
@@ -221,7 +248,10 @@ impl LeaseClocks {
             notes.iter().for_each(|note| expiry.about_to_be_noted(LeaseId(note.id)));
         });
         if looked < LEASES_PER_TURN && notes.len() < NOTES_PER_ENTRY {
-            self.noting = None;
+            noting.ranges.pop();
+            if noting.ranges.is_empty() {
+                self.noting = None;
+            }
         }
         (!notes.is_empty()).then_some(notes)
     }

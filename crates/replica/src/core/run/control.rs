@@ -141,7 +141,7 @@ impl Core {
                     // restart.
                     if self.leads_now() {
                         self.leases.others_are(self.node.others());
-                        self.leases.note_before_stop();
+                        self.leases.note_before_stop(self.machine.applied_index.0);
                     }
                     self.shared.data.values.wind_down();
                     self.lifecycle.stop(now);
