@@ -28,6 +28,7 @@ mod recover;
 mod refusals;
 mod shadow;
 mod smoke;
+mod sources;
 mod takeover;
 mod wal_dir;
 mod witness;
