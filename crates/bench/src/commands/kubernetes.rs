@@ -22,7 +22,7 @@ use crate::loads::kubernetes::{Cluster, KINDS};
 use crate::machine;
 use crate::outcome::{Document, Row};
 use crate::render::short;
-use crate::servers::{Server, programs};
+use crate::servers::{Contestant, Server, programs};
 use crate::session::Session;
 use crate::tls;
 use crate::usage::{Meter, ThreadTime, Usage, threads_since};
@@ -82,6 +82,10 @@ const SERVER: Flag<Vec<String>> = Flag::list(
     "`NAME=PATH`: a server to start and measure instead of the endpoints; its flags follow, each after a comma; may \
      be given several times",
 );
+const TLS: Flag<bool> = Flag::bool(
+    "tls",
+    "With --server: the servers that are started and the API servers use TLS, with generated certificates",
+);
 const DATA_DIR: Flag<String> = Flag::text(
     "data-dir",
     "",
@@ -119,6 +123,7 @@ pub(super) const KUBERNETES: Command<Run> = Command {
         FIND.row(),
         FIND_MAX.row(),
         SERVER.row(),
+        TLS.row(),
         DATA_DIR.row(),
     ],
     example: "  bench kubernetes --nodes 5000 --duration 5m --json cluster.json\n  \
@@ -151,7 +156,14 @@ struct Plan {
 fn kubernetes(session: &Session) -> Result<(), Failure> {
     let matches = &session.matches;
     let plan = plan(matches)?;
-    let contestants = programs(matches.get(SERVER))?;
+    let tls = matches.get(TLS);
+    let contestants = programs(matches.get(SERVER))?.into_iter().map(|one| Contestant { tls, ..one });
+    let contestants: Vec<Contestant> = contestants.collect();
+    if tls && contestants.is_empty() {
+        return Err(Failure::usage(
+            "--tls has a meaning only with --server; other endpoints are https://HOST:PORT",
+        ));
+    }
     let mut text = String::new();
     let mut document;
     if contestants.is_empty() {

@@ -181,6 +181,7 @@ fn what_makes_no_sense_is_refused_with_a_reason() {
             1,
             "--server and --endpoints are mutually exclusive",
         ),
+        (vec!["kubernetes", "--tls"], 1, "--tls has a meaning only with --server"),
         (vec!["kubernetes", "--server=x"], 1, "is not of the form NAME=PATH"),
         (vec!["nonsense"], 255, "unknown command \"nonsense\" for \"benchmark\""),
     ] {

@@ -1,5 +1,7 @@
 //! The load of a Kubernetes cluster (`mainstay bench kubernetes`), against a member of its own.
 
+use std::fs::Permissions;
+use std::os::unix::fs::PermissionsExt as _;
 use std::process::Command;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -12,10 +14,12 @@ use crate::run;
 
 /// Runs the load for two seconds, with more flags. Returns the result.
 fn load(member: &Member, more: &[&str]) -> Value {
-    let endpoint = format!("--endpoints={}", member.client_address());
+    load_with(&[&format!("--endpoints={}", member.client_address())], more)
+}
+
+/// Runs the load with flags of the tool and of the command. Returns the result.
+fn load_with(flags: &[&str], more: &[&str]) -> Value {
     let words = [
-        "bench",
-        &endpoint,
         "--json=-",
         "kubernetes",
         "--nodes=40",
@@ -28,7 +32,9 @@ fn load(member: &Member, more: &[&str]) -> Value {
         "--duration=2s",
         "--pod-bytes-max=12288",
     ];
-    let output = Command::new(binary()).env_clear().args(words).args(more).output().expect("it runs");
+    let mut command = Command::new(binary());
+    command.env_clear().arg("bench").args(flags).args(words).args(more);
+    let output = command.output().expect("it runs");
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert!(output.status.success(), "{said}");
     serde_json::from_slice(&output.stdout).unwrap_or_else(|error| panic!("{error}: {said}"))
@@ -76,6 +82,25 @@ fn no_comparison_fails_and_each_api_server_receives_every_write() {
     assert_eq!(again["numbers"][""]["differences"], 0.0, "{}", again["conclusions"]);
     assert_eq!(again["numbers"][""]["conflicts"], 0.0);
     member.stop();
+}
+
+#[test]
+fn a_server_that_is_started_is_measured_over_tls() {
+    let dir = TempDir::in_memory("kubernetes-tls");
+    // The server writes its flags to a file first.
+    let (server, flags) = (dir.path().join("server"), dir.path().join("flags"));
+    let script =
+        format!("#!/bin/sh\necho \"$@\" > {}\nexec {} \"$@\"\n", flags.display(), binary().display());
+    std::fs::write(&server, script).expect("the script is written");
+    std::fs::set_permissions(&server, Permissions::from_mode(0o755)).expect("it is made executable");
+    let (server, place) =
+        (format!("--server=mainstay={}", server.display()), format!("--data-dir={}", dir.path().display()));
+    let result = load_with(&[], &[&server, &place, "--tls"]);
+    let numbers = &result["numbers"]["mainstay"];
+    assert_eq!(numbers["differences"], 0.0, "{result}");
+    assert_eq!(numbers["conflicts"], 0.0, "{result}");
+    let flags = std::fs::read_to_string(&flags).expect("the server was started");
+    assert!(flags.contains("--cert-file") && !flags.contains("listen-client-urls=http:"), "{flags}");
 }
 
 #[test]
