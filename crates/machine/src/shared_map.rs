@@ -261,9 +261,12 @@ impl<K: Ord + Clone, V: Clone> SharedMap<K, V> {
         self.chunks.first()?.1.first().map(|(key, value)| (key, value))
     }
 
-    /// Returns the entry with the largest key.
-    pub fn last(&self) -> Option<(&K, &V)> {
-        self.chunks.last()?.1.last().map(|(key, value)| (key, value))
+    /// Returns a key of the map; seeds that follow each other select keys far apart, all over the order of the keys.
+    pub fn some_key(&self, seed: u64) -> Option<&K> {
+        // An odd factor spreads the seeds, whose upper half then selects a chunk. All chunks have about as many entries.
+        let mixed = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
+        let at = (mixed as usize).checked_rem(self.chunks.len())?;
+        self.chunks.get(at)?.1.first().map(|(key, _)| key)
     }
 
     /// Removes the entries with the largest keys, which are those of one chunk. Returns their number; 0 once the map is

@@ -451,17 +451,22 @@ impl Expiry {
         self.queue.first().is_some_and(|(place, ())| place.slot <= self.due(now))
     }
 
-    /// Returns up to `max` leases whose deadline has passed. Each lease is returned only once, unless
-    /// [`Expiry::retry`] is called for it. If more leases have expired or more slots are due than a call
-    /// handles, the next call continues.
-    pub fn expired(&mut self, now: Instant, max: usize) -> Vec<LeaseId> {
+    /// Returns leases whose deadline has passed, until the sum of their weights reaches `max`. Each lease is returned
+    /// only once, unless [`Expiry::retry`] is called for it. If more leases have expired or more slots are due than a
+    /// call handles, the next call continues.
+    pub fn expired(
+        &mut self,
+        now: Instant,
+        max: usize,
+        mut weight_of: impl FnMut(LeaseId) -> usize,
+    ) -> Vec<LeaseId> {
         let (due, now) = (self.due(now), self.ns(now));
-        let mut out = Vec::new();
+        let (mut out, mut weight) = (Vec::new(), 0_usize);
         for _ in 0..max.saturating_mul(LOOKS_PER_LEASE) {
             let Some(&place) = self.queue.first().map(|(place, ())| place).filter(|it| it.slot <= due) else {
                 break;
             };
-            if out.len() == max {
+            if weight >= max {
                 break;
             }
             self.queue.remove(&place);
@@ -474,6 +479,7 @@ impl Expiry {
                 Some(slot) => drop(self.queue.insert(Place::new(slot, id), ())),
                 None => {
                     self.held_ns.remove(&id);
+                    weight = weight.saturating_add(weight_of(id).max(1));
                     out.push(id);
                 }
             }
@@ -501,9 +507,9 @@ impl Expiry {
         }
     }
 
-    /// Returns the lowest and the highest id of a lease whose clock runs.
-    pub fn ids(&self) -> Option<(LeaseId, LeaseId)> {
-        Some((*self.timers.first()?.0, *self.timers.last()?.0))
+    /// Returns the id of a lease whose clock runs; different seeds select leases all over their order.
+    pub fn some_id(&self, seed: u64) -> Option<LeaseId> {
+        self.timers.some_key(seed).copied()
     }
 
     /// Returns the leases with running clocks whose ids are greater than `id` (all of them if `id` is
@@ -550,9 +556,9 @@ mod tests {
             }
         }
         assert_eq!((expiry.wide_ttls.len(), expiry.notes.len()), (2, 3));
-        assert_eq!(expiry.expired(start + SECOND, 10), [1].map(LeaseId));
-        assert!(expiry.expired(start + hundred_years - SECOND, 10).is_empty());
-        assert_eq!(expiry.expired(start + hundred_years, 10), [2].map(LeaseId));
+        assert_eq!(expiry.expired(start + SECOND, 10, |_| 1), [1].map(LeaseId));
+        assert!(expiry.expired(start + hundred_years - SECOND, 10, |_| 1).is_empty());
+        assert_eq!(expiry.expired(start + hundred_years, 10, |_| 1), [2].map(LeaseId));
         for id in 1..=3 {
             expiry.hold(LeaseId(id), start, start + SECOND);
             expiry.noted(LeaseId(id), Index(u64::MAX));
@@ -614,9 +620,9 @@ mod tests {
         let start = Instant::now();
         let mut expiry = Expiry::new(start);
         expiry.start(LeaseId(1), 2 * SECOND, 2 * SECOND, start);
-        assert!(expiry.expired(start + 2 * SECOND - Duration::from_millis(1), 10).is_empty());
-        assert_eq!(expiry.expired(start + 2 * SECOND, 10), [1].map(LeaseId));
-        assert!(expiry.expired(start + 20 * SECOND, 10).is_empty());
+        assert!(expiry.expired(start + 2 * SECOND - Duration::from_millis(1), 10, |_| 1).is_empty());
+        assert_eq!(expiry.expired(start + 2 * SECOND, 10, |_| 1), [1].map(LeaseId));
+        assert!(expiry.expired(start + 20 * SECOND, 10, |_| 1).is_empty());
         assert_eq!(
             expiry.renew(LeaseId(1), start + 3 * SECOND, start + 3 * SECOND, start + 3 * SECOND),
             RenewalOutcome::Expired
@@ -627,7 +633,7 @@ mod tests {
             RenewalOutcome::Expired,
             "nothing revives it"
         );
-        assert_eq!(expiry.expired(start + 21 * SECOND, 10), [1].map(LeaseId));
+        assert_eq!(expiry.expired(start + 21 * SECOND, 10, |_| 1), [1].map(LeaseId));
     }
 
     #[test]
@@ -638,10 +644,10 @@ mod tests {
         for n in 1..50u32 {
             let now = start + SECOND * n;
             assert_eq!(expiry.renew(LeaseId(7), now, now, now), RenewalOutcome::Noted(Index(0)));
-            assert!(expiry.expired(now, 10).is_empty());
+            assert!(expiry.expired(now, 10, |_| 1).is_empty());
         }
         assert_eq!(expiry.left(LeaseId(7), start + SECOND * 50), Some(SECOND));
-        assert_eq!(expiry.expired(start + SECOND * 51, 10), [7].map(LeaseId));
+        assert_eq!(expiry.expired(start + SECOND * 51, 10, |_| 1), [7].map(LeaseId));
     }
 
     #[test]
@@ -650,7 +656,7 @@ mod tests {
         let mut expiry = Expiry::new(start);
         expiry.start(LeaseId(1), SECOND * 10, SECOND * 10, start);
         expiry.renews_alone(LeaseId(1), Seconds(10));
-        assert_eq!(expiry.expired(start + SECOND * 11, 10), [LeaseId(1)]);
+        assert_eq!(expiry.expired(start + SECOND * 11, 10, |_| 1), [LeaseId(1)]);
         assert_eq!(expiry.renew_alone(LeaseId(1), start + SECOND * 9), None, "its revocation is under way");
         expiry.retry(LeaseId(1), start + SECOND * 11, SECOND);
         assert_eq!(expiry.renew_alone(LeaseId(1), start + SECOND * 9), None);
@@ -691,7 +697,7 @@ mod tests {
             assert_eq!(expiry.renew_alone(id, at(3)), ttl, "{why}");
         }
         assert_eq!(expiry.renew_alone(id, at(13)), None, "its time is up");
-        assert_eq!(expiry.expired(at(13), 10), [id]);
+        assert_eq!(expiry.expired(at(13), 10, |_| 1), [id]);
         assert_eq!(expiry.renew_alone(id, at(13)), None);
         expiry.stop(id);
         expiry.renews_alone(id, Seconds(10));
@@ -707,7 +713,7 @@ mod tests {
             expiry.renew(LeaseId(7), start + SECOND, start + SECOND, start + SECOND),
             RenewalOutcome::Expired
         );
-        assert_eq!(expiry.expired(start + SECOND, 10), [7].map(LeaseId));
+        assert_eq!(expiry.expired(start + SECOND, 10, |_| 1), [7].map(LeaseId));
         assert_eq!(expiry.renew(LeaseId(8), start, start, start), RenewalOutcome::Unknown);
     }
 
@@ -721,7 +727,7 @@ mod tests {
         expiry.stop(LeaseId(999));
         let mut all = Vec::new();
         loop {
-            let some = expiry.expired(start + SECOND, 64);
+            let some = expiry.expired(start + SECOND, 64, |_| 1);
             assert!(some.len() <= 64);
             if some.is_empty() {
                 break;
@@ -744,17 +750,17 @@ mod tests {
         expiry.hold(LeaseId(2), at(1), at(8));
         // The renewal comes too late.
         expiry.hold(LeaseId(3), at(2), at(9));
-        assert_eq!(expiry.expired(at(2), 10), [3].map(LeaseId));
+        assert_eq!(expiry.expired(at(2), 10, |_| 1), [3].map(LeaseId));
         expiry.hold(LeaseId(3), at(2), at(9));
         assert_eq!(expiry.renew(LeaseId(3), at(9), at(3), at(3)), RenewalOutcome::Expired);
         // Another renewal of the same lease arrives before the first one is carried out. The second renewal
         // still keeps the lease from expiring after the first one is carried out.
         expiry.hold(LeaseId(1), at(4), at(11));
         assert_eq!(expiry.renew(LeaseId(1), at(8), at(6), at(6)), RenewalOutcome::Noted(Index(0)));
-        assert_eq!(expiry.expired(at(9), 10), [2].map(LeaseId), "its renewal was given up");
+        assert_eq!(expiry.expired(at(9), 10, |_| 1), [2].map(LeaseId), "its renewal was given up");
         assert_eq!(expiry.renew(LeaseId(1), at(11), at(10), at(10)), RenewalOutcome::Noted(Index(0)));
-        assert!(expiry.expired(at(11), 10).is_empty());
-        assert_eq!(expiry.expired(at(12), 10), [1].map(LeaseId), "nothing holds it");
+        assert!(expiry.expired(at(11), 10, |_| 1).is_empty());
+        assert_eq!(expiry.expired(at(12), 10, |_| 1), [1].map(LeaseId), "nothing holds it");
     }
 
     #[test]
@@ -766,7 +772,7 @@ mod tests {
                 expiry.start(LeaseId(id), SECOND * (1 + round * 7 + id as u32), 1000 * SECOND, start);
                 let _ = expiry.renew(LeaseId(id), start + SECOND / 2, start + SECOND / 2, start + SECOND / 2);
             }
-            let _ = expiry.expired(start + SECOND * round, 10);
+            let _ = expiry.expired(start + SECOND * round, 10, |_| 1);
             for id in 0..50 {
                 expiry.stop(LeaseId(id));
             }

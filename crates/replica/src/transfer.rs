@@ -36,11 +36,9 @@ use crate::shared::Shared;
 use storage::values::LogValues;
 
 pub mod database;
-mod pacing;
 mod refusals;
 
 use database::{DatabaseError, Spool};
-use pacing::{Pacing, SyncTotals};
 use refusals::Refusals;
 
 /// Header of the answer to `GET /mainstay/snapshot` in which a receiver announces the newest format of a stream
@@ -64,8 +62,6 @@ pub struct Source {
     core: Arc<Inbox<CoreRequest>>,
     /// True if the state may be sent in etcd's form, to a member that runs etcd.
     may_be_etcd: bool,
-    /// True if the source is read on a thread of its own, which may pause.
-    may_pause: bool,
 }
 
 impl Source {
@@ -74,8 +70,7 @@ impl Source {
     /// `trail` contains the hashes of the state after each of the last entries.
     pub fn new(to: MemberId, head: Head, trail: StateTrail, state: AsOf, shared: &Shared) -> Source {
         let (values, core) = (shared.data.values.clone(), Arc::clone(&shared.core.inbox));
-        let may_pause = shared.member.threads;
-        Source { to, head: Some(head), state: Some(state), trail, values, core, may_be_etcd: true, may_pause }
+        Source { to, head: Some(head), state: Some(state), trail, values, core, may_be_etcd: true }
     }
 
     /// Returns the source of a state for an observer, which is never sent in etcd's form.
@@ -108,14 +103,9 @@ impl peer::SnapshotSource for Source {
         let state = if from == Revision(0) { state.of_what_is_readable() } else { state };
         let mut writer = TransferWriter::new(state, head, from).with_format_up_to(format.unwrap_or(1));
         let mut ended = false;
-        let log_figures = self.may_pause.then(|| self.values.clone());
-        let mut pacing = Pacing::new(SyncTotals::of(self.values.figures()));
         let pieces = Box::new(std::iter::from_fn(move || {
             if ended {
                 return None;
-            }
-            if let Some(values) = &log_figures {
-                std::thread::sleep(pacing.after_chunk(SyncTotals::of(values.figures())));
             }
             let chunk = writer.next_chunk(&values).map_err(io::Error::other).transpose();
             ended = matches!(chunk, Some(Err(_)) | None);

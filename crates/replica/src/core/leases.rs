@@ -68,9 +68,10 @@ use telemetry::metrics::Metrics;
 /// Maximum number of leases that are revoked between two ticks. While the log takes revocations, the number in
 /// flight is the limit that matters; this one bounds the work on leases whose revocations are refused at once.
 const REVOKES_PER_TICK: usize = 200_000;
-/// Maximum number of leases that are revoked in one turn. The requests of clients wait for the end of a turn.
+/// Maximum number of leases, and of their keys, whose revocations are proposed in one turn, except that one lease may
+/// have more keys. The requests of clients wait for the end of a turn.
 const REVOKES_PER_TURN: usize = 400;
-/// Number of revocations that may be in flight at first. The writes of clients wait for the revocations before
+/// Number of revocations, and of keys that they delete, that may be in flight at first. The writes of clients wait for the revocations before
 /// them in the log. If a sync takes 2 ms, 2,000 revocations take two syncs, because some wait while others are
 /// written: half a million leases are revoked in a second.
 const REVOKES_OPEN_MIN: usize = 2000;
@@ -170,6 +171,8 @@ pub(super) struct LeaseClocks {
     /// term as the leader. There may be millions of them, so they are dropped in slices.
     forgotten: Vec<Expiry>,
     revokes_open: usize,
+    /// Numbers of keys of the leases that are being revoked and had keys when they expired. They count as in flight, too.
+    revoked_keys: BTreeMap<LeaseId, usize>,
     /// Number of revocations that may be in flight now, from [`REVOKES_OPEN_MIN`] to [`REVOKES_OPEN_MAX`].
     revokes_open_max: usize,
     /// True if a revocation was applied since `revokes_open_max` was last raised.
@@ -226,6 +229,7 @@ impl LeaseClocks {
             time: LeaseTime::new(now),
             forgotten: Vec::new(),
             revokes_open: 0,
+            revoked_keys: BTreeMap::new(),
             revokes_open_max: REVOKES_OPEN_MIN,
             revokes_applied: false,
             revokes_allowed: 0,
@@ -292,6 +296,7 @@ impl LeaseClocks {
         // The entries that were searched for grants may be replaced by those of another leader, so the result
         // of the search is dropped.
         self.granted_ahead = GrantedAhead::default();
+        (self.revokes_open_max, self.revokes_applied) = (REVOKES_OPEN_MIN, false);
         (self.others, self.doubt_ends, self.none_noted) = (OtherPrograms::Unheard, None, false);
         let waiting = std::mem::take(&mut self.renewals_of_expired);
         waiting.into_values().flatten().map(|(request_id, _)| request_id).collect()
@@ -560,18 +565,27 @@ impl LeaseClocks {
     }
 
     /// Returns expired leases, each of them only once, for the caller to revoke. A lease for which a renewal
-    /// had arrived before the deadline is not among them.
-    pub fn take_expired(&mut self) -> Vec<LeaseId> {
+    /// had arrived before the deadline is not among them. `keys_of` returns the number of keys of a lease.
+    pub fn take_expired(&mut self, keys_of: impl Fn(LeaseId) -> usize) -> Vec<LeaseId> {
         let (room, as_of) = (self.revokes_room(), self.time.as_of);
         if room == 0 {
             return Vec::new();
         }
-        let expired = self
-            .renewals
-            .with(|expiry| if expiry.is_due(as_of) { expiry.expired(as_of, room) } else { Vec::new() });
+        let (open, revoked_keys) = (&mut self.revokes_open, &mut self.revoked_keys);
+        // The writes of clients wait for the deletion of each key, too.
+        let weight_of = |id| {
+            let keys = keys_of(id);
+            if keys > 0 {
+                revoked_keys.insert(id, keys);
+            }
+            *open += 1 + keys;
+            1 + keys
+        };
+        let expired = self.renewals.with(|expiry| {
+            if expiry.is_due(as_of) { expiry.expired(as_of, room, weight_of) } else { Vec::new() }
+        });
         self.metrics.lease.expired.add(expired.len() as u64);
-        self.revokes_open += expired.len();
-        self.revokes_allowed -= expired.len();
+        self.revokes_allowed = self.revokes_allowed.saturating_sub(expired.len());
         expired
     }
 
@@ -613,7 +627,8 @@ impl LeaseClocks {
 
     /// Records the end of a revocation. A failed revocation is tried again after a pause.
     pub fn revocation_ended(&mut self, id: LeaseId, failed: bool, now: Instant) {
-        self.revokes_open = self.revokes_open.saturating_sub(1);
+        let keys = self.revoked_keys.remove(&id).unwrap_or(0);
+        self.revokes_open = self.revokes_open.saturating_sub(1 + keys);
         self.revokes_applied |= !failed;
         if failed {
             // What refused this one would refuse the others, too, for example a full disk.

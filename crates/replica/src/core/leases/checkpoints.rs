@@ -12,7 +12,7 @@ use numbers::{Index, LeaseId, Seconds};
 use planted::Bug;
 
 use super::{LEASES_PER_TURN, LeaseClocks};
-use crate::expiry::{Expiry, noted_or_granted};
+use crate::expiry::Expiry;
 
 /// Maximum number of leases in one lease-checkpoint entry.
 pub(super) const NOTES_PER_ENTRY: usize = 1000;
@@ -22,16 +22,9 @@ pub(super) const TAKEN_BACK_AHEAD: usize = 4;
 /// A stopping leader checkpoints the leases that have used up at least this much of their TTL.
 const STOP_NOTES_USED: Duration = Duration::from_secs(1);
 /// Longest time for which a stopping leader checkpoints leases. Those that it does not reach go on, after the
-/// start, with the remaining time of their last checkpoint, see [`NOTED_PART`]. The pass begins at another lease at
-/// each stop, so that it does not leave out the same ones.
+/// start, with the remaining time of their last checkpoint. The pass begins at another lease at each stop, so that it
+/// does not leave out the same ones.
 const STOP_NOTES_TIME: Duration = Duration::from_secs(1);
-/// While a leader runs, it checkpoints a lease once the lease has used up this part of its TTL, but at most
-/// [`NOTED_PART_MAX`], since its last checkpoint. So leases with a TTL of ten hours, of which there may be millions, are
-/// not checkpointed every minute. A leader that ends without a stop loses no more of the time of a lease than this
-/// and the interval of the passes.
-const NOTED_PART: u32 = 100;
-/// Maximum of [`NOTED_PART`], as long as etcd's interval.
-const NOTED_PART_MAX: Duration = Duration::from_secs(300);
 /// Leases are checkpointed only while at most this many entries are unapplied, because each of these entries
 /// has to be searched for grants of leases. The search before leases are revoked visits at most this many
 /// entries per call.
@@ -41,6 +34,8 @@ pub(super) const NOTED_BEHIND_MAX: u64 = 1 << 16;
 pub(super) struct CheckpointPass {
     /// What is left to be processed; the last one first. Never empty.
     ranges: Vec<NotedRange>,
+    /// Minimum part of its TTL that a lease must have used up to be checkpointed.
+    used: Duration,
     /// Ids of leases granted by entries that were unapplied when the pass searched them. These leases are not
     /// checkpointed.
     granted: BTreeSet<LeaseId>,
@@ -55,10 +50,6 @@ struct NotedRange {
     behind: Option<LeaseId>,
     /// Id of the last lease of the range; `None` if it has no end.
     through: Option<LeaseId>,
-    /// Minimum time that a lease must have used up since its last checkpoint to be checkpointed.
-    used: Duration,
-    /// True if it must also have used up the part [`NOTED_PART`] of its TTL.
-    in_parts: bool,
 }
 
 /// A pass that clears lease checkpoints, slice by slice.
@@ -98,33 +89,27 @@ impl LeaseClocks {
         }
         self.next_note = now + self.rules.note_interval;
         if !self.is_noting() {
-            let used = self.rules.note_interval;
-            self.note(vec![NotedRange { behind: None, through: None, used, in_parts: true }]);
+            let all = NotedRange { behind: None, through: None };
+            self.note(vec![all], self.rules.note_interval);
         }
     }
 
     /// Begins to checkpoint all leases before this member stops, so that they continue with their remaining
-    /// times after the restart: first those that would gain much, then the others. The time of the pass is limited,
-    /// see [`LeaseClocks::has_noted`], so it begins at a lease that `seed` selects.
+    /// times after the restart. The time of the pass is limited, see [`LeaseClocks::has_noted`], so it begins at a
+    /// lease that `seed` selects.
     pub fn note_before_stop(&mut self, seed: u64) {
-        let start = self.renewals.with(|expiry| expiry.ids()).map(|(LeaseId(first), LeaseId(last))| {
-            let others = last.wrapping_sub(first) as u64;
-            // An odd factor makes seeds that follow each other select places far apart.
-            let mixed = seed.wrapping_mul(0x9e37_79b9_7f4a_7c15) >> 32;
-            // The id before the selected one, behind which the pass begins.
-            let offset = (u128::from(others) * u128::from(mixed)) >> 32;
-            LeaseId(first.wrapping_add(offset as i64).wrapping_sub(1))
-        });
-        let range =
-            |behind, through, in_parts| NotedRange { behind, through, used: STOP_NOTES_USED, in_parts };
-        let halves = |in_parts| [range(None, start, in_parts), range(start, None, in_parts)];
-        self.note([halves(false), halves(true)].concat());
+        let start = self.renewals.with(|expiry| expiry.some_id(seed));
+        // The id before it, behind which the first range begins.
+        let start = start.map(|LeaseId(id)| LeaseId(id.wrapping_sub(1)));
+        let (first, then) =
+            (NotedRange { behind: start, through: None }, NotedRange { behind: None, through: start });
+        self.note(vec![then, first], STOP_NOTES_USED);
     }
 
-    /// Begins to checkpoint the leases of these ranges, the last range first; if a member runs etcd,
-    /// begins to clear checkpoints instead. Does nothing while some members have not announced which program
-    /// they run, or while all checkpoints are being cleared already.
-    fn note(&mut self, ranges: Vec<NotedRange>) {
+    /// Begins to checkpoint the leases of these ranges, the last range first, if they have used up at least `used` of
+    /// their TTL; if a member runs etcd, begins to clear checkpoints instead. Does nothing while some members have not
+    /// announced which program they run, or while all checkpoints are being cleared already.
+    fn note(&mut self, ranges: Vec<NotedRange>, used: Duration) {
         if self.doubt || !self.rules.expire {
             return;
         }
@@ -134,7 +119,7 @@ impl LeaseClocks {
             OtherPrograms::Mainstay => {
                 self.none_noted = false;
                 self.noting =
-                    Some(CheckpointPass { ranges, granted: BTreeSet::new(), looked_through: Index(0) });
+                    Some(CheckpointPass { ranges, used, granted: BTreeSet::new(), looked_through: Index(0) });
             }
         }
     }
@@ -231,11 +216,10 @@ impl LeaseClocks {
                 let Some(lease) = leases.get(id) else { continue };
                 let left = Seconds::rounded_up(left).max(Seconds(1));
                 let ttl = lease.ttl.max(self.rules.ttl_min).duration();
-                // The time with which the lease would go on after a restart now.
-                let known = noted_or_granted(&lease, self.rules.ttl_min);
-                let part =
-                    if range.in_parts { (ttl / NOTED_PART).min(NOTED_PART_MAX) } else { Duration::ZERO };
-                if known >= left.duration() + range.used.max(part) && !noting.granted.contains(&id) {
+                if ttl >= left.duration() + noting.used
+                    && lease.remaining != left
+                    && !noting.granted.contains(&id)
+                {
                     notes.push(LeaseCheckpoint { id: id.0, remaining_ttl: left.0 });
                     if notes.len() == NOTES_PER_ENTRY {
                         break;

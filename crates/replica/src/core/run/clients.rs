@@ -265,7 +265,8 @@ impl Core {
         if self.lifecycle.is_stopping() {
             return;
         }
-        let expired = self.leases.take_expired();
+        let leases = &self.machine.leases;
+        let expired = self.leases.take_expired(|id| leases.get(id).map_or(0, |lease| lease.keys.len()));
         let expired = self.leases.not_granted_again(expired, &self.node, self.machine.applied_index, now);
         if expired.is_empty() {
             return;
