@@ -58,8 +58,13 @@ pub fn check() -> Result<String, String> {
 
 /// Returns cargo's metadata for a build on Linux, with the versions of the lock file.
 pub fn metadata() -> Result<Value, String> {
-    let arguments =
-        ["metadata", "--format-version=1", "--locked", "--filter-platform=x86_64-unknown-linux-gnu"];
+    metadata_of("x86_64-unknown-linux-gnu")
+}
+
+/// Returns cargo's metadata for a build for a target, with the versions of the lock file.
+pub fn metadata_of(target: &str) -> Result<Value, String> {
+    let platform = format!("--filter-platform={target}");
+    let arguments = ["metadata", "--format-version=1", "--locked", &platform];
     let output = Command::new(env!("CARGO")).args(arguments).output().map_err(|e| format!("cargo: {e}"))?;
     if !output.status.success() {
         return Err(String::from_utf8_lossy(&output.stderr).into_owned());
