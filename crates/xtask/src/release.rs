@@ -258,7 +258,16 @@ fn build(
         .or_else(|| Some(Path::new(&std::env::var_os("HOME")?).join(".cargo")))
         .ok_or("neither CARGO_HOME nor HOME is set")?;
     let folder = deb::target_dir(root);
-    let paths = [(root.display(), "."), (cargo_home.display(), "cargo"), (folder.display(), "target")];
+    let compiler = std::env::var_os("RUSTC").unwrap_or_else(|| "rustc".into());
+    let sysroot = deb::said(compiler, ["--print", "sysroot"])?;
+    let sysroot = PathBuf::from(String::from_utf8_lossy(&sysroot).trim());
+    // The last prefix that fits counts.
+    let paths = [
+        (root.display(), "."),
+        (folder.display(), "target"),
+        (cargo_home.display(), "cargo"),
+        (sysroot.display(), "rust"),
+    ];
     let mut rust: Vec<String> = Vec::new();
     let mut c = String::new();
     for (from, to) in paths {
