@@ -494,7 +494,7 @@ def users(tally, bench, job, filled, variables):
         if not tally.check(code == 0, f"the job for users, step {part['name']}: {said}"):
             return
     for user, key, good in (("root", "/other", True), ("app", "/app/key", True), ("app", "/other", False), ("operator", "/other", True)):
-        code, said = tool(bench, ["etcdctl", "put", key, "value"], {**asked, "ETCDCTL_USER": user, "ETCDCTL_PASSWORD": f"password of {user}"})
+        code, said = tool(bench, ["etcdctl", "--command-timeout=50s", "put", key, "value"], {**asked, "ETCDCTL_USER": user, "ETCDCTL_PASSWORD": f"password of {user}"})
         tally.check((code == 0) == good, f"the user {user} puts {key}: {said}")
     code, said = tool(bench, ["etcdctl", "put", "/app/key", "value"], asked)
     tally.check(code != 0, f"nobody puts a key: {said}")
