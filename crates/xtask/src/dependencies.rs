@@ -86,7 +86,10 @@ fn wrong(packages: &[&Value]) -> Vec<String> {
             continue;
         };
         versions.entry(name).or_default().push(version);
-        // Crates of this repository have no source, so only other packages are checked.
+        // Crates of this repository have no source. They have a description; other packages are somebody else's.
+        if package["source"].is_null() && package["description"].as_str().is_none_or(str::is_empty) {
+            wrong.push(format!("{name} has no description in its Cargo.toml"));
+        }
         if let Some(source) = package["source"].as_str()
             && source != SOURCE
         {
@@ -148,6 +151,7 @@ mod tests {
             .flat_map(|name| ["1.0.0", "2.0.0"].map(|version| package(name, version, "MIT", SOURCE)))
             .collect();
         let strange = [
+            json!({ "name": "d", "version": "1.0.0", "license": "MIT", "source": null }),
             package("a", "1.0.0", "GPL-3.0", SOURCE),
             package("b", "1.0.0", "MIT", "git+https://example.com"),
             package("c", "1.0.0", "MIT", SOURCE),
@@ -157,9 +161,14 @@ mod tests {
         assert_eq!(wrong(&good), Vec::<String>::new());
         let all: Vec<&Value> = twice.iter().skip(1).chain(&strange).collect();
         let found = wrong(&all);
-        assert_eq!(found.len(), 4, "{found:?}");
-        for (text, of) in found.iter().zip(["a 1.0.0 is under", "b 1.0.0 comes from", "c is built", TWICE[0]])
-        {
+        assert_eq!(found.len(), 5, "{found:?}");
+        for (text, of) in found.iter().zip([
+            "d has no description",
+            "a 1.0.0 is under",
+            "b 1.0.0 comes from",
+            "c is built",
+            TWICE[0],
+        ]) {
             assert!(text.starts_with(of), "{text}");
         }
     }
