@@ -28,14 +28,14 @@ SESSION = [
     ("etcdctl get greeting", ""),
     ("etcdctl put greeting 'hello from Mainstay'", ""),
     ("mainstay doctor --for 1s | head -n 2", ""),
-    ("kill $!; wait; mainstay utl export --data-dir data --to back --release {release} 2> log; ls back/member", ""),
+    ("kill $!; wait; mainstay utl export --data-dir data --to back --release {release} 2> export.log", ""),
     ("etcd --data-dir back {flags} 2> etcd.log &", "until etcdctl get greeting > /dev/null 2>&1; do sleep 0.2; done"),
     ("etcdctl get greeting", ""),
 ]
 # Longest pause of the picture before a line, and shortest before a command.
 PAUSE_MAX_S = 1.2
 TYPING_S = 0.9
-COLUMNS = 92
+COLUMNS = 90
 LINES_OF_OUTPUT = 3
 PATIENCE_S = 60
 LINE = 19
@@ -96,7 +96,7 @@ def draw(lines):
         words = html.escape(text, quote=False)
         if kind == "command":
             words = f'<tspan class="p">$ </tspan>{words}'
-        rows.append(f'<text x="16" y="{y}" class="{kind[0]}" style="animation-delay:{at:.2f}s">{words}</text>')
+        rows.append(f'<text xml:space="preserve" x="16" y="{y}" class="{kind[0]}" style="animation-delay:{at:.2f}s">{words}</text>')
         y += LINE
     height = y + 6
     spoken = html.escape("; ".join(text for _, kind, text in lines if kind == "command"))
