@@ -137,3 +137,59 @@ fn layer(program: &Program, facts: &Facts) -> Result<Vec<u8>, String> {
     archive.directory("var/lib/etcd", 0o700, USER)?;
     Ok(archive.finish())
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Writes an image of two architectures in a new folder, and returns its digest.
+    fn written(folder: &Path) -> String {
+        let _ = fs::remove_dir_all(folder);
+        let programs = [
+            Program { architecture: "amd64", binary: b"one" },
+            Program { architecture: "arm64", binary: b"other" },
+        ];
+        let facts = Facts {
+            version: "1.2.3",
+            commit: "c0",
+            epoch: 1_700_000_000,
+            created: "2023-11-14T22:13:20Z",
+            authorities: Some(b"certificates"),
+            licence: b"licence",
+            notices: b"notices",
+        };
+        write(folder, &programs, &facts).unwrap()
+    }
+
+    #[test]
+    fn every_blob_has_its_digest_and_is_referred_to() {
+        let folder = std::env::temp_dir().join(format!("xtask-image-{}", std::process::id()));
+        let digest = written(&folder);
+        assert_eq!(written(&folder), digest, "the same content gives the same image");
+        let read = |name: &str| fs::read(folder.join(name)).unwrap();
+        let json = |bytes: &[u8]| serde_json::from_slice::<Value>(bytes).unwrap();
+        let top = json(&read("index.json"));
+        assert_eq!(top["manifests"][0]["digest"], digest.as_str());
+        let mut open = vec![top];
+        let mut count = 0;
+        while let Some(value) = open.pop() {
+            let lists = ["manifests", "layers"].into_iter().flat_map(|name| value[name].as_array());
+            let referred: Vec<&Value> = lists.flatten().chain(value.get("config")).collect();
+            for one in referred.into_iter().filter(|one| one["digest"].is_string()) {
+                let digest = one["digest"].as_str().unwrap().strip_prefix("sha256:").unwrap();
+                let bytes = read(&format!("blobs/sha256/{digest}"));
+                assert_eq!(
+                    (sha256(&bytes).as_str(), one["size"].as_u64()),
+                    (digest, Some(bytes.len() as u64))
+                );
+                count += 1;
+                if one["mediaType"].as_str().unwrap().ends_with("json") {
+                    open.push(json(&bytes));
+                }
+            }
+        }
+        assert_eq!(count, 1 + 2 * 3, "an index, and for each architecture a manifest, a config and a layer");
+        assert_eq!(fs::read_dir(folder.join("blobs/sha256")).unwrap().count(), count);
+        fs::remove_dir_all(&folder).unwrap();
+    }
+}
