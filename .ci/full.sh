@@ -156,8 +156,8 @@ arm64() {
 }
 try_release() {
     [ -x "$full_dir/cross/rustc" ] || { echo "SKIPPED a release: the step cross brought no compiler"; return 0; }
-    if ! { command -v minisign && command -v skopeo && command -v debootstrap; } >/dev/null; then
-        install minisign skopeo debootstrap || return 1
+    if ! { command -v minisign && command -v skopeo && command -v debootstrap && command -v rpmbuild; } >/dev/null; then
+        install minisign skopeo debootstrap rpm || return 1
     fi
     RUSTC=$full_dir/cross/rustc packaging/try-release --target x86_64-unknown-linux-gnu --target aarch64-unknown-linux-gnu &&
         env $(cat "$full_dir/cross/musl.env") packaging/try-release --target x86_64-unknown-linux-musl --target aarch64-unknown-linux-musl

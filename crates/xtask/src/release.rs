@@ -4,6 +4,7 @@
 mod archive;
 mod image;
 mod provenance;
+mod rpm;
 
 use std::collections::BTreeMap;
 use std::ffi::OsStr;
@@ -160,6 +161,10 @@ pub fn make(words: &[&str]) -> Result<String, String> {
             fs::create_dir_all(&folder).map_err(|e| format!("{}: {e}", folder.display()))?;
             let package =
                 deb::build(&program.stripped, &words, target.architecture.debian, &objdump, &folder)?;
+            let name = package.file_name().unwrap_or_default().to_string_lossy().into_owned();
+            save(&options.out, &name, &deb::read(&package)?)?;
+            let facts = rpm::Facts { version: VERSION, architecture: target.architecture.name, epoch };
+            let package = rpm::build(&folder.join("tree"), &facts, &work.join("rpm"))?;
             let name = package.file_name().unwrap_or_default().to_string_lossy().into_owned();
             save(&options.out, &name, &deb::read(&package)?)?;
         } else {
