@@ -32,24 +32,24 @@ COUNTS = re.compile(r"^(?:test result: .* )?(\d+) passed[;,] (\d+) failed", re.M
 
 
 class Rehearsal:
-    """A command, and what it shows. `each` is run for every etcd, with the newest etcdctl."""
+    """A command, and what it shows. `each` is run for every etcd; `{etcds}` stands for all of them."""
 
     def __init__(self, name, shows, words, each=False, needs=(), full=()):
         self.name, self.shows, self.words, self.each, self.needs, self.full = name, shows, words, each, needs, full
 
 
-TAKEOVER = ["interop/takeover.py", "--etcd", "{etcd}", "--etcdctl", "{etcdctl}", "--mainstay", "{mainstay}"]
+TAKEOVER = ["interop/takeover.py", "{etcds}", "--etcdctl", "{etcdctl}", "--mainstay", "{mainstay}"]
 TEST = ["cargo", "test", "--locked", "--no-fail-fast", "--package"]
 REHEARSALS = [
     Rehearsal("in place", "a member of etcd becomes Mainstay's on its directory, goes back by `utl export`, and forth again; an etcd started by "
-              "mistake in between refuses, touches nothing, and its last line says what to do", [*TAKEOVER, "--only", "single"], each=True,
-              needs=["etcd", "etcdctl"], full=["--short"]),
+              "mistake in between refuses, touches nothing, and its last line says what to do", [*TAKEOVER, "--only", "single"],
+              needs=["etcds", "etcdctl"], full=["--short"]),
     Rehearsal("killed in place", "SIGKILL at moments all over the takeover: etcd's files stay as they were, or Mainstay goes on",
               [*TAKEOVER, "--only", "kills"], each=True, needs=["etcd", "etcdctl"], full=["--short"]),
     Rehearsal("rolling", "three members change to Mainstay and back, one after the other, while a client writes: no acknowledged write is lost",
               [*TAKEOVER, "--only", "cluster"], each=True, needs=["etcd", "etcdctl"], full=["--short"]),
     Rehearsal("a full disk", "the disk has no space for both: etcd's files stay as they were, and etcd goes on", [*TAKEOVER, "--only", "disk"],
-              each=True, needs=["etcd", "etcdctl"], full=["--short"]),
+              needs=["etcds", "etcdctl"], full=["--short"]),
     Rehearsal("mixed", "members change between etcd and Mainstay under kills and partitions; the whole history is judged",
               ["{interop}", "cluster", "history", "--server", "{etcd}", "--migrate", "{mainstay}", "--seconds", "40", "--every", "1s", "--faults",
                "in-place,in-place,replacement,kill-leader,kill-any,partition"], each=True, needs=["etcd", "interop"]),
@@ -68,13 +68,15 @@ REHEARSALS = [
 
 
 def values_of(args, etcd):
-    return {"etcd": etcd, "etcdctl": args.etcdctl, "mainstay": args.mainstay, "interop": args.interop, "previous": args.previous,
+    return {"etcd": etcd, "etcds": args.etcd, "etcdctl": args.etcdctl, "mainstay": args.mainstay, "interop": args.interop, "previous": args.previous,
             "round_trip": args.round_trip}
 
 
 def run(rehearsal, values, short):
     """Runs it; returns its result, without the release."""
-    words = [word.format(**values) for word in rehearsal.words]
+    words = []
+    for word in rehearsal.words:
+        words += [part for etcd in values["etcds"] for part in ("--etcd", etcd)] if word == "{etcds}" else [word.format(**values)]
     words += [word for word in rehearsal.full if short]
     began = time.monotonic()
     if words[0].endswith(".py"):
@@ -97,7 +99,7 @@ def run(rehearsal, values, short):
 
 def shown(rehearsal):
     """The command as a reader may run it."""
-    names = {"etcd": "ETCD", "etcdctl": "ETCDCTL", "mainstay": "MAINSTAY", "interop": "INTEROP", "previous": "PREVIOUS", "round_trip": "DIR"}
+    names = {"etcd": "ETCD", "etcds": "--etcd ETCD", "etcdctl": "ETCDCTL", "mainstay": "MAINSTAY", "interop": "INTEROP", "previous": "PREVIOUS", "round_trip": "DIR"}
     return " ".join(word.format(**names) for word in rehearsal.words)
 
 
@@ -139,6 +141,7 @@ def main():
     parser.add_argument("--round-trip", dest="round_trip", help="a folder with etcd-3.4 and so on")
     parser.add_argument("--results", help="file of results, read and written")
     parser.add_argument("--only", help="some rehearsals, by name")
+    parser.add_argument("--build", help="what the page calls this build of Mainstay; by default the commit that it names, or that of the checkout")
     parser.add_argument("--full", action="store_true", help="all of each rehearsal, not the short form")
     parser.add_argument("--document", help="the page to write")
     parser.add_argument("--list", action="store_true", help="names and commands")
@@ -158,9 +161,10 @@ def main():
         with open(args.results, encoding="utf-8") as file:
             results = json.load(file)
     version = subprocess.run([args.mainstay, "--version"], text=True, stdout=subprocess.PIPE, check=True).stdout
-    commit = re.search(r"Git SHA: (\w{6,10})", version)
+    commit = re.search(r"Git SHA: ([0-9a-f]{10})", version)
     commit = commit[1] if commit else subprocess.run(["git", "rev-parse", "--short=10", "HEAD"], cwd=ROOT, text=True, stdout=subprocess.PIPE,
                                                      check=True).stdout.strip()
+    commit = args.build or commit
     passed = failed = 0
     for rehearsal in REHEARSALS:
         if rehearsal.name not in wanted:
@@ -169,13 +173,15 @@ def main():
             values = values_of(args, etcd)
             lacking = [need for need in rehearsal.needs if not values[need]]
             if lacking:
-                print(f"SKIPPED {rehearsal.name}: no --{lacking[0].replace('_', '-')}", flush=True)
+                print(f"SKIPPED {rehearsal.name}: no --{lacking[0].replace('_', '-').removesuffix('s')}", flush=True)
                 continue
             release = release_of(etcd) if etcd else None
+            if "etcds" in rehearsal.needs:
+                release = ", ".join(sorted(release_of(one) for one in args.etcd))
             result = {"etcd": release, "mainstay": commit, **run(rehearsal, values, not args.full)}
             print(f"{rehearsal.name}{f', etcd {release}' if release else ''}: {result['passed']} passed, {result['failed']} failed, "
                   f"{result['seconds']} s", flush=True)
-            results[f"{rehearsal.name}/{release or ''}"] = result
+            results[f"{rehearsal.name}/{(release or '') if rehearsal.each else ''}"] = result
             passed, failed = passed + result["passed"], failed + result["failed"]
             with open(args.results + ".tmp", "w", encoding="utf-8") as file:
                 json.dump(results, file, indent=1, sort_keys=True)
