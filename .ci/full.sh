@@ -128,6 +128,40 @@ try_debian_package() {
     fi
     debian_package
 }
+# A forge's own actions and those of others only by commit; actionlint has no rule for that.
+workflows() {
+    [ -x "$bin/actionlint" ] || { echo "FAILED  actionlint is not built"; return 1; }
+    "$bin/actionlint" .github/workflows/*.yml || return 1
+    local unpinned
+    unpinned=$(grep -nE '^ *(- )?uses:' .github/workflows/*.yml | grep -vE '@[0-9a-f]{40}( |$)')
+    [ -z "$unpinned" ] || { echo "FAILED  actions that are not pinned: $unpinned"; return 1; }
+}
+has_cross_tools() {
+    command -v aarch64-linux-gnu-gcc >/dev/null && command -v qemu-aarch64-static >/dev/null && return 0
+    may_install && install gcc-aarch64-linux-gnu libc6-dev-arm64-cross qemu-user-static
+}
+cross_toolchain() {
+    if ! may_install || ! has_cross_tools; then
+        echo "SKIPPED a compiler for arm64: this is no Debian, or this user may not install"
+        return 0
+    fi
+    [ -x "$full_dir/cross/rustc" ] || packaging/cross-toolchain "$full_dir/cross"
+}
+arm64() {
+    [ -x "$full_dir/cross/rustc" ] || { echo "SKIPPED tests for arm64: the step cross brought no compiler"; return 0; }
+    RUSTC=$full_dir/cross/rustc CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_LINKER=aarch64-linux-gnu-gcc \
+        CARGO_TARGET_AARCH64_UNKNOWN_LINUX_GNU_RUNNER="qemu-aarch64-static -L /usr/aarch64-linux-gnu" \
+        cargo test --locked --target aarch64-unknown-linux-gnu --no-fail-fast \
+        --package mainstay-numbers --package mainstay-mvcc --package mainstay-machine --package mainstay-consensus
+}
+try_release() {
+    [ -x "$full_dir/cross/rustc" ] || { echo "SKIPPED a release: the step cross brought no compiler"; return 0; }
+    if ! { command -v minisign && command -v skopeo && command -v debootstrap && command -v rpmbuild; } >/dev/null; then
+        install minisign skopeo debootstrap rpm || return 1
+    fi
+    RUSTC=$full_dir/cross/rustc packaging/try-release --target x86_64-unknown-linux-gnu --target aarch64-unknown-linux-gnu &&
+        env $(cat "$full_dir/cross/musl.env") packaging/try-release --target x86_64-unknown-linux-musl --target aarch64-unknown-linux-musl
+}
 # etcd's own tests, from the module proxy, with Mainstay in the place of etcd; the robustness tests run apart.
 etcds_own_tests() { python3 interop/conformance.py --mainstay "$mainstay" --work "$full_dir/conformance" "$@"; }
 one_load() {
@@ -165,6 +199,12 @@ full_steps() {
     full_step tools "the tools under etcd's names" tools_by_name
     full_step guides "each command of the documents, and the names in all of them" python3 interop/guides.py --mainstay "$mainstay"
     full_step deb "the Debian package, installed and tried" try_debian_package
+
+    full_step build-actionlint "building actionlint" build_actionlint
+    full_step workflows "the workflows of a public forge, as their linter reads them" workflows
+    full_step cross "a compiler for arm64 and musl, from Debian's packages" cross_toolchain
+    full_step arm64 "tests of the crates without IO as programs for arm64, under emulation" arm64
+    full_step try-release "two builds of a release with the same bytes; its files verified, installed and started" try_release
 
     full_step build-packages "building what reads packages" build_packages
     full_step packages "what Mainstay is installed by: image, compose file, chart, manifests; rules, alerts and dashboard" \

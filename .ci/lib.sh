@@ -167,6 +167,7 @@ upgrade() {
 }
 # Without a go.mod: what it needs is what is newest then.
 build_h2spec() { GOBIN=$bin go install github.com/summerwind/h2spec/cmd/h2spec@v2.2.1+incompatible; }
+build_actionlint() { GOBIN=$bin go install github.com/rhysd/actionlint/cmd/actionlint@v1.7.12; }
 build_minio() { GOBIN=$bin go install github.com/minio/minio@v0.0.0-20260212201848-7aac2a2c5b7c; }
 build_interop() { cd interop/go && thrice go mod download && go vet ./... && go test ./... && go build -o "$bin/interop" .; }
 # What reads packages, rules and dashboards; the steps that run them build nothing anew.

@@ -6,7 +6,7 @@
 The Dockerfile, the compose file, the chart, the manifests, the dashboard and the list of parts are read by the code that will read
 them (`packages/`, in Go). What that finds of command lines is then run with the real binary, on loopback, with ports, hosts and paths
 replaced: the image's program in a copy of its root file system, the members of the compose file over TLS, those of the chart with TLS
-and without, and while the cluster grows, the static pod with the probes that it asks for, jobs for backups with files of others and
+and without, with the users that a job makes, and while the cluster grows, the static pod with the probes that it asks for, jobs for backups with files of others and
 damaged ones. The cluster of the compose file is
 scraped, and Prometheus' engine evaluates every rule, alert and panel of ours over it (`promql/ours.go`). Each command of docs/install.md
 is either run, or looked at by one of the checks above and named in a line that begins with SKIPPED.
@@ -448,8 +448,10 @@ def chart(tally, bench, what, entry):
         # A label of the pod that is not there gives an empty value, as in Kubernetes before 1.35.
         labels = {variable["name"]: "" for variable in part.get("env", [])
                   if "metadata.labels" in variable.get("valueFrom", {}).get("fieldRef", {}).get("fieldPath", "")}
+        secrets = {variable["name"]: "password of " + variable["valueFrom"]["secretKeyRef"]["name"] for variable in part.get("env", [])
+                   if "secretKeyRef" in variable.get("valueFrom", {})}
         return {variable["name"]: filled([variable["value"]], pod, more)[0] if "value" in variable else pod
-                for variable in part.get("env", [])} | labels
+                for variable in part.get("env", [])} | labels | secrets
 
     for i in range(count):
         pod = f"mainstay-{i}"
@@ -463,6 +465,8 @@ def chart(tally, bench, what, entry):
             port = ports[i][named[asked["port"]] - 2379]
             tally.check(waits(kind, lambda port=port, asked=asked: probe(f"http://127.0.0.1:{port}{asked['path']}"), bench),
                         f"the chart with {what}: {kind} of member {i}")
+    if "users" in entry:
+        users(tally, bench, entry["users"], filled, variables)
     test = entry["test"]
     environment = variables(test, "", {})
     environments = []
@@ -476,6 +480,24 @@ def chart(tally, bench, what, entry):
         backup(tally, bench, entry["backup"], filled, variables)
     if entry["observers"]:
         zones(tally, bench, what, entry["observers"], environment, hosts, filled, variables)
+
+
+def users(tally, bench, job, filled, variables):
+    """The job that makes users: every step once, as Kubernetes runs them, and what each user may do then."""
+    for part in job["initContainers"] + job["containers"]:
+        environment = variables(part, "", {})
+        # $(NAME) in arguments is that variable, as in Kubernetes.
+        words = [re.sub(r"\$\((\w+)\)", lambda name, environment=environment: environment[name[1]], word)
+                 for word in filled(part["command"] + part["args"], "", {})]
+        asked = {name: value for name, value in environment.items() if name != "PASSWORD"}
+        code, said = tool(bench, words, asked)
+        if not tally.check(code == 0, f"the job for users, step {part['name']}: {said}"):
+            return
+    for user, key, good in (("root", "/other", True), ("app", "/app/key", True), ("app", "/other", False), ("operator", "/other", True)):
+        code, said = tool(bench, ["etcdctl", "--command-timeout=50s", "put", key, "value"], {**asked, "ETCDCTL_USER": user, "ETCDCTL_PASSWORD": f"password of {user}"})
+        tally.check((code == 0) == good, f"the user {user} puts {key}: {said}")
+    code, said = tool(bench, ["etcdctl", "put", "/app/key", "value"], asked)
+    tally.check(code != 0, f"nobody puts a key: {said}")
 
 
 def zones(tally, bench, what, sets, environment, hosts, filled, variables):
@@ -517,8 +539,7 @@ def zones(tally, bench, what, sets, environment, hosts, filled, variables):
 
 def backup(tally, bench, job, filled, variables):
     """Runs the job where three snapshots are kept: well, with snapshots that were damaged on their way, and well again."""
-    folder = bench.path("backups")
-    os.mkdir(folder)
+    folder = tempfile.mkdtemp(prefix="backups-", dir=bench.folder)
     # Files of others on the same claim, and of the release's own that are not to be touched, all older than any snapshot.
     others = ["other-backup-28990001-abcde.db", "mainstay-backup-backup-28990001-abcde.db", "mainstay-backup-1-backup-28990001-abcde.db",
               "mine.db", "by-hand-abcde.db", "other-backup-28990001-abcde.unverified", "other-backup-28990001-abcde.db.part"]
@@ -581,7 +602,7 @@ def backup(tally, bench, job, filled, variables):
     kept = sorted(name for name in os.listdir(folder) if name.endswith(".db"))
     tally.check(kept == sorted([*good, *(name for name in others if name.endswith(".db"))]), f"after a good one, kept are {kept}")
     for name in good:
-        words = ["etcdutl", "snapshot", "restore", os.path.join(folder, name), "--data-dir", bench.path(f"restored-{name}")]
+        words = ["etcdutl", "snapshot", "restore", os.path.join(folder, name), "--data-dir", f"{folder}-restored-{name}"]
         code, said = tool(bench, words, {})
         tally.check(code == 0, f"{name} cannot be restored: {said}")
 
@@ -801,6 +822,8 @@ def image(tally, bench, server, settings):
 
 # How each command of docs/install.md is checked; `run` is run here, others are named.
 DOCUMENT = [
+    ("skopeo copy --all oci:", "packaging/try-release copies the image"), ("skopeo copy oci:", "there is no daemon here"),
+    ("kind load", "there is no container engine here"),
     ("cargo build --release", "by .ci/run full, before this"),
     ("RUSTFLAGS=", "a build of its own takes too long here"),
     ("target/release/mainstay --version", "run"),
@@ -907,7 +930,7 @@ def main():
         observed(tally, bench, environments, metrics)
         majority_lost(tally, bench, healthcheck, environments, metrics)
         bench.end()
-        for what in ("TLS", "a backup", "observers"):
+        for what in ("TLS", "a backup", "users", "observers"):
             chart(tally, bench, what, found["chart"]["started"][what])
             bench.end()
         growing(tally, bench, found["chart"]["grown"])

@@ -49,6 +49,9 @@ from ports import free_ports
 
 PATIENCE_SECONDS = 60
 GUARDS = ("fffffffffffffff0-ffffffffffffffff.wal", "ffffffffffffffff-ffffffffffffffff.wal")
+# A directory beside them, whose name etcd prints when it ends.
+GUARD_MESSAGE = ("fffffffffffffff1-ffffffffffffffff.wal.THIS-IS-DATA-OF-MAINSTAY.start-mainstay"
+                 ".or-to-go-back-to-etcd-run-mainstay-utl-export.wal")
 PARTS = ("single", "kills", "cluster", "doctor", "leases", "disk")
 
 
@@ -397,6 +400,8 @@ def single(args, tally, etcd, directory, how, apart):
         except subprocess.TimeoutExpired:
             code = None
         tally.equal(code not in (0, None), True, f"{what}: etcd on what is out of date ends")
+        last = [line for line in member.said().splitlines() if line.strip()][-1]
+        tally.equal(GUARD_MESSAGE in last, True, f"{what}: etcd's last line says what to do: {last[-600:]}")
         wal = {path: sum for path, sum in member.etcds().items() if path.endswith(".wal")}
         tally.equal(wal, {path: sum for path, sum in left.items() if path.endswith(".wal")}, f"{what}: etcd's log then")
         member.serve(args.mainstay)

@@ -62,6 +62,9 @@ func checkCompose(t *tally, path string) any {
 			}
 		}
 		services[name] = map[string]any{"command": service.Command, "environment": environment}
+		if name != "certificates" && (service.Image != "mainstay:0.1.0" || service.MemLimit != 4<<30) {
+			t.check("service "+name, fmt.Errorf("it has the image %s and %d bytes of memory", service.Image, service.MemLimit))
+		}
 		build := service.Build
 		if build == nil {
 			t.check("service "+name, errors.New("it has no build"))

@@ -185,7 +185,7 @@ func checkContext(root string) error {
 	for path, wanted := range map[string]bool{
 		"Cargo.toml": true, "Cargo.lock": true, ".cargo/config.toml": true, "rust-toolchain.toml": true,
 		"crates/mainstay/src/main.rs": true, "crates/api/src/proto/methods.rs": true,
-		"packaging/docker/root-filesystem": true, "packaging/compose/make-certificates": true,
+		"packaging/docker/root-filesystem": true, "packaging/third-party-notices.txt": true, "LICENSE": true, "packaging/compose/make-certificates": true,
 		"target/release/mainstay": false, ".git/HEAD": false, "default.etcd/member": false, "interop/go/main.go": false,
 	} {
 		ignored, err := matcher.MatchesOrParentMatches(path)

@@ -39,14 +39,25 @@ var good = map[string]string{
 		extraFlags: ["--auto-compaction-retention=1"], extraEnv: [{name: ETCD_LOG_LEVEL, value: warn}], nodeSelector: {a: b},
 		tolerations: [{operator: Exists}], priorityClassName: high, podAnnotations: {a: b}, imagePullSecrets: [{name: r}],
 		storage: {size: 20Gi, className: fast}, serviceAccount: {annotations: {a: b}}, image: {tag: "1.2.3"}}`,
-	"a policy":           `{networkPolicy: {enabled: true}}`,
-	"an account":         `{serviceAccount: {name: other}}`,
-	"no budget":          `{podDisruptionBudget: {enabled: false}, metrics: {annotate: false}}`,
-	"no resources asked": `{resources: {}}`,
-	"zones":              `{zones: {enabled: true}}`,
-	"a zone as a flag":   `{zones: {enabled: true}, extraFlags: ["--zone=a", "--zone-networks=a=127.0.0.0/8"]}`,
-	"no zone as a flag":  `{zones: {enabled: true}, extraFlags: ["--zone="]}`,
-	"networks alone":     `{zones: {enabled: true}, extraFlags: ["--zone-networks=a=127.0.0.0/8"]}`,
+	"a policy":              `{networkPolicy: {enabled: true}}`,
+	"an account":            `{serviceAccount: {name: other}}`,
+	"no budget":             `{podDisruptionBudget: {enabled: false}, metrics: {annotate: false}}`,
+	"no resources asked":    `{resources: {}}`,
+	"zones":                 `{zones: {enabled: true}}`,
+	"a zone as a flag":      `{zones: {enabled: true}, extraFlags: ["--zone=a", "--zone-networks=a=127.0.0.0/8"]}`,
+	"no zone as a flag":     `{zones: {enabled: true}, extraFlags: ["--zone="]}`,
+	"networks alone":        `{zones: {enabled: true}, extraFlags: ["--zone-networks=a=127.0.0.0/8"]}`,
+	"a registry":            `{image: {registry: "registry.example.com/team/", repository: store, tag: "1"}}`,
+	"a monitor":             `{metrics: {serviceMonitor: {enabled: true, interval: 30s, labels: {release: prometheus}}}, zones: {enabled: true, observers: [{zone: a}]}}`,
+	"a spread":              `{topologySpread: [{topologyKey: topology.kubernetes.io/zone, maxSkew: 1, whenUnsatisfiable: DoNotSchedule}], zones: {enabled: true}}`,
+	"compaction of our own": `{extraFlags: ["--auto-compaction-mode=revision", "--auto-compaction-retention=1000"]}`,
+	"compaction by others":  `{autoCompaction: {mode: periodic, retention: "0"}}`,
+	"users": `{formedWith: 1, replicas: 1, auth: {enabled: true, rootSecretName: root, roles: [{name: app, permissions: [{type: readwrite, prefix: /app/}]}],
+		users: [{name: app, secretName: app, roles: [app]}, {name: operator, secretName: operator, roles: [root]}]}, backup: {enabled: true, keep: 3}}`,
+	"users with TLS":      `{auth: {enabled: true, rootSecretName: root}, tls: {client: {secretName: c, clientSecretName: u}}}`,
+	"a continuous backup": `{formedWith: 1, replicas: 1, continuousBackup: {enabled: true, to: "s3://bucket/prefix", credentialsSecretName: keys}}`,
+	"a continuous backup with TLS": `{continuousBackup: {enabled: true, to: "gs://bucket/prefix", serviceAccountName: writer}, tls: {peer: {secretName: p}},
+		networkPolicy: {enabled: true}, resources: {}}`,
 	// As after `helm upgrade --reuse-values` from a chart that had no zones.
 	"no values of zones": `{zones: null}`,
 	"observers": `{formedWith: 1, replicas: 1, zones: {enabled: true, observers: [{zone: eu-1a, replicas: 2}, {zone: eu-1b}],
@@ -78,6 +89,14 @@ var bad = map[string]string{
 	"observers of no zone":        `{zones: {enabled: true, observers: [{replicas: 2}]}}`,
 	"no observers in a zone":      `{zones: {enabled: true, observers: [{zone: a, replicas: 0}]}}`,
 	"another distribution":        `{zones: {enabled: true, trafficDistribution: PreferSameNode}}`,
+	"users without root's secret": `{auth: {enabled: true}}`,
+	"a user of no role":           `{auth: {enabled: true, rootSecretName: r, users: [{name: a, secretName: s, roles: [b]}]}}`,
+	"a second root":               `{auth: {enabled: true, rootSecretName: r, users: [{name: root, secretName: s}]}}`,
+	"a right of no kind":          `{auth: {roles: [{name: a, permissions: [{type: all, prefix: /}]}]}}`,
+	"no mode of compaction":       `{autoCompaction: {mode: never}}`,
+	"a spread of other pods":      `{topologySpread: [{topologyKey: a, maxSkew: 1, whenUnsatisfiable: DoNotSchedule, labelSelector: {}}]}`,
+	"a bucket of no kind":         `{continuousBackup: {enabled: true, to: "ftp://bucket"}}`,
+	"a backup to nowhere":         `{continuousBackup: {enabled: true}}`,
 	"a backup without its secret": `{backup: {enabled: true}, tls: {client: {secretName: c}}}`,
 }
 
@@ -240,6 +259,7 @@ func checkChart(t *tally, path string) any {
 		if err != nil {
 			continue
 		}
+		t.check("what is rendered for the values of "+what, checkValues(all, found, values))
 		t.check("what is rendered of zones with "+what, checkZones(all, found, values))
 		members := found.members
 		entry := map[string]any{"members": members.Spec.Template.Spec.Containers[0], "replicas": *members.Spec.Replicas}
@@ -253,6 +273,12 @@ func checkChart(t *tally, path string) any {
 		for _, object := range all {
 			if job, ok := object.(*batchv1.CronJob); ok {
 				entry["backup"] = job.Spec.JobTemplate.Spec.Template.Spec
+			}
+			if job, ok := object.(*batchv1.Job); ok {
+				entry["users"] = job.Spec.Template.Spec
+			}
+			if shipper, ok := object.(*appsv1.Deployment); ok {
+				entry["shipper"] = shipper.Spec.Template.Spec.Containers[0]
 			}
 			if pod, ok := object.(*corev1.Pod); ok {
 				entry["test"] = pod.Spec.Containers[0]
@@ -303,6 +329,97 @@ func checkChart(t *tally, path string) any {
 	}
 	t.check("planted in the chart", planted(path))
 	return map[string]any{"started": started, "grown": grown}
+}
+
+// checkValues holds that each of these values has its effect, and none without it.
+func checkValues(all []runtime.Object, found *release, values string) error {
+	var given struct {
+		Image          struct{ Registry string }
+		AutoCompaction *struct{ Mode, Retention string }
+		TopologySpread []map[string]any
+		Metrics        struct{ ServiceMonitor struct{ Enabled bool } }
+		Auth           struct {
+			Enabled bool
+			Roles   []struct{ Permissions []any }
+			Users   []struct{ Roles []string }
+		}
+		ContinuousBackup struct{ Enabled bool }
+		Zones            struct{ Enabled bool }
+		ExtraFlags       []string
+	}
+	if err := yaml.Unmarshal([]byte(values), &given); err != nil {
+		return err
+	}
+	member := found.members.Spec.Template.Spec.Containers[0]
+	if given.Image.Registry != "" && member.Image != "registry.example.com/team/store:1" {
+		return fmt.Errorf("the image is %s", member.Image)
+	}
+	compaction := []string{"--auto-compaction-mode=periodic", "--auto-compaction-retention=1"}
+	if given.AutoCompaction != nil {
+		compaction = []string{"--auto-compaction-mode=" + given.AutoCompaction.Mode, "--auto-compaction-retention=" + given.AutoCompaction.Retention}
+	}
+	if strings.Contains(strings.Join(given.ExtraFlags, " "), "--auto-compaction-") {
+		compaction = nil
+		for _, flag := range given.ExtraFlags {
+			if strings.HasPrefix(flag, "--auto-compaction-") {
+				compaction = append(compaction, flag)
+			}
+		}
+	}
+	var has []string
+	for _, flag := range member.Args {
+		if strings.HasPrefix(flag, "--auto-compaction-") {
+			has = append(has, flag)
+		}
+	}
+	if strings.Join(has, " ") != strings.Join(compaction, " ") {
+		return fmt.Errorf("compaction is %v, not %v", has, compaction)
+	}
+	wanted := len(given.TopologySpread)
+	if given.Zones.Enabled {
+		wanted++
+	}
+	spread := found.members.Spec.Template.Spec.TopologySpreadConstraints
+	for _, constraint := range spread {
+		if err := selects("a spread", constraint.LabelSelector, found.members.Spec.Template.Labels); err != nil {
+			return err
+		}
+	}
+	if len(spread) != wanted {
+		return fmt.Errorf("%d constraints of spread, not %d", len(spread), wanted)
+	}
+	monitors, jobs, shippers := 0, 0, 0
+	for _, object := range all {
+		switch object := object.(type) {
+		case *unstructured.Unstructured:
+			monitors++
+		case *batchv1.Job:
+			jobs++
+			// That the cluster answers, root with its role, and one step for each role, permission, user and role of a user.
+			steps := 3
+			for _, role := range given.Auth.Roles {
+				steps += 1 + len(role.Permissions)
+			}
+			for _, user := range given.Auth.Users {
+				steps += 1 + len(user.Roles)
+			}
+			if pod := object.Spec.Template.Spec; len(pod.InitContainers) != steps || strings.Join(pod.Containers[0].Args, " ") != "auth enable" {
+				return fmt.Errorf("%d steps make users, not %d, and then %v", len(pod.InitContainers), steps, pod.Containers[0].Args)
+			}
+		case *appsv1.Deployment:
+			shippers++
+		}
+	}
+	for _, one := range []struct {
+		what   string
+		found  int
+		wanted bool
+	}{{"ServiceMonitor", monitors, given.Metrics.ServiceMonitor.Enabled}, {"Job for users", jobs, given.Auth.Enabled}, {"shipper", shippers, given.ContinuousBackup.Enabled}} {
+		if (one.found == 1) != one.wanted || one.found > 1 {
+			return fmt.Errorf("%d of %s", one.found, one.what)
+		}
+	}
+	return nil
 }
 
 // checkZones holds that there is what the values ask for: a service for clients of a zone, the zone that Kubernetes gives a member, and
@@ -369,7 +486,8 @@ func short(name string, most int) error {
 
 // planted holds that mistakes in a copy of the chart are found.
 func planted(path string) error {
-	zoned := `{networkPolicy: {enabled: true}, zones: {enabled: true, observers: [{zone: a}, {zone: b}]}}`
+	zoned := `{networkPolicy: {enabled: true}, metrics: {serviceMonitor: {enabled: true}}, auth: {enabled: true, rootSecretName: r},
+		continuousBackup: {enabled: true, to: "s3://b"}, zones: {enabled: true, observers: [{zone: a}, {zone: b}]}}`
 	for _, mistake := range []struct{ file, from, to string }{
 		{"templates/observers.yaml", "values: [{{ $zone | quote }}]", "values: [a]"},
 		{"templates/observers.yaml", "- --zone={{ $zone }}", "- --zone=z"},
@@ -383,6 +501,12 @@ func planted(path string) error {
 		{"templates/statefulset.yaml", "mountPath: /var/lib/etcd", "mountpath: /var/lib/etcd"},
 		{"templates/statefulset.yaml", "- name: data\n              mountPath", "- name: date\n              mountPath"},
 		{"templates/services.yaml", "targetPort: client", "targetPort: clients"},
+		{"templates/services.yaml", "mainstay/scraped: \"true\"", "mainstay/scraped: \"false\""},
+		{"templates/networkpolicy.yaml", "component: shipper", "component: ship"},
+		{"templates/servicemonitor.yaml", "port: metrics", "port: metric"},
+		{"templates/servicemonitor.yaml", "endpoints:", "endpoint:"},
+		{"templates/continuous-backup.yaml", "component: shipper\n  template", "component: member\n  template"},
+		{"templates/users.yaml", "component: users", "component: member"},
 		{"templates/poddisruptionbudget.yaml", "component: member", "component: members"},
 		{"templates/poddisruptionbudget.yaml", "maxUnavailable: 1", "maxUnavailable: [1]"},
 		{"templates/_helpers.tpl", "mainstay.members\"", "mainstay.member\""},

@@ -15,6 +15,7 @@ import (
 	networkingv1 "k8s.io/api/networking/v1"
 	policyv1 "k8s.io/api/policy/v1"
 	metav1 "k8s.io/apimachinery/pkg/apis/meta/v1"
+	"k8s.io/apimachinery/pkg/apis/meta/v1/unstructured"
 	"k8s.io/apimachinery/pkg/labels"
 	"k8s.io/apimachinery/pkg/runtime"
 	serializer "k8s.io/apimachinery/pkg/runtime/serializer/json"
@@ -40,6 +41,14 @@ func objects(text string) ([]runtime.Object, error) {
 		if empty {
 			continue
 		}
+		if strings.Contains(document, "apiVersion: monitoring.coreos.com/") {
+			monitor, err := serviceMonitor(document)
+			if err != nil {
+				return nil, err
+			}
+			found = append(found, monitor)
+			continue
+		}
 		object, _, err := strict.Decode([]byte(document), nil, nil)
 		if err != nil {
 			return nil, err
@@ -47,6 +56,68 @@ func objects(text string) ([]runtime.Object, error) {
 		found = append(found, object)
 	}
 	return found, nil
+}
+
+// monitorShape is what the chart uses of the Prometheus operator's kind, by the names of its documentation.
+type monitorShape struct {
+	metav1.TypeMeta   `json:",inline"`
+	metav1.ObjectMeta `json:"metadata"`
+	Spec              struct {
+		JobLabel  string               `json:"jobLabel"`
+		Selector  metav1.LabelSelector `json:"selector"`
+		Endpoints []struct {
+			Port     string `json:"port"`
+			Path     string `json:"path"`
+			Interval string `json:"interval"`
+		} `json:"endpoints"`
+	} `json:"spec"`
+}
+
+// serviceMonitor reads an object of a kind that is not Kubernetes' own. A field that the chart should not have is an error.
+func serviceMonitor(document string) (*unstructured.Unstructured, error) {
+	var shape monitorShape
+	if err := yaml.UnmarshalStrict([]byte(document), &shape); err != nil {
+		return nil, err
+	}
+	if shape.APIVersion != "monitoring.coreos.com/v1" || shape.Kind != "ServiceMonitor" || len(shape.Spec.Endpoints) != 1 {
+		return nil, fmt.Errorf("%s %s with %d endpoints", shape.APIVersion, shape.Kind, len(shape.Spec.Endpoints))
+	}
+	var content map[string]any
+	err := yaml.Unmarshal([]byte(document), &content)
+	return &unstructured.Unstructured{Object: content}, err
+}
+
+// checkMonitor holds that a ServiceMonitor finds the services of all sets, by a port that they have, and no pod twice.
+func checkMonitor(object *unstructured.Unstructured, services map[string]*corev1.Service, pods []map[string]string) error {
+	text, err := yaml.Marshal(object.Object)
+	if err != nil {
+		return err
+	}
+	var shape monitorShape
+	if err := yaml.UnmarshalStrict(text, &shape); err != nil {
+		return err
+	}
+	selector, err := metav1.LabelSelectorAsSelector(&shape.Spec.Selector)
+	if err != nil {
+		return err
+	}
+	for _, pod := range pods {
+		count := 0
+		for _, service := range services {
+			if !selector.Matches(labels.Set(service.Labels)) || !labels.SelectorFromSet(service.Spec.Selector).Matches(labels.Set(pod)) {
+				continue
+			}
+			for _, port := range service.Spec.Ports {
+				if port.Name == shape.Spec.Endpoints[0].Port {
+					count++
+				}
+			}
+		}
+		if count != 1 {
+			return fmt.Errorf("the ServiceMonitor finds pods %v by %d services", pod, count)
+		}
+	}
+	return nil
 }
 
 // checkPod holds what the types do not: what is mounted is there, and so are the ports of probes.
@@ -254,10 +325,27 @@ func checkRelease(all []runtime.Object) (*release, error) {
 		}
 		return err
 	}
+	var pods []map[string]string
+	for _, set := range sets {
+		pods = append(pods, set.Spec.Template.Labels)
+	}
+	for _, object := range all {
+		if shipper, ok := object.(*appsv1.Deployment); ok {
+			pods = append(pods, shipper.Spec.Template.Labels)
+		}
+	}
 	for _, object := range all {
 		var err error
 		switch object := object.(type) {
 		case *corev1.Service:
+			if object.Spec.Selector["app.kubernetes.io/component"] == "shipper" {
+				if len(pods) == len(sets) {
+					err = errors.New("a service leads to a shipper that is not there")
+				} else {
+					err = selects("service "+object.Name, &metav1.LabelSelector{MatchLabels: object.Spec.Selector}, pods[len(pods)-1])
+				}
+				break
+			}
 			near := object.Spec.TrafficDistribution != nil
 			err = anySet("service "+object.Name, &metav1.LabelSelector{MatchLabels: object.Spec.Selector}, near)
 			for _, port := range object.Spec.Ports {
@@ -275,7 +363,12 @@ func checkRelease(all []runtime.Object) (*release, error) {
 						err = errors.New("the NetworkPolicy names a port that is not there")
 					}
 					if err == nil && port.Port.StrVal == "peer" {
-						err = checkPeers(rule, sets)
+						// Members talk to all that have a peer port; observers to members and to each other.
+						admitted := pods
+						if selects("", &object.Spec.PodSelector, members.Spec.Template.Labels) != nil {
+							admitted = pods[:len(sets)]
+						}
+						err = checkPeers(rule, admitted)
 					}
 				}
 			}
@@ -290,6 +383,23 @@ func checkRelease(all []runtime.Object) (*release, error) {
 			if err == nil && selects("", members.Spec.Selector, template.Labels) == nil {
 				err = errors.New("the StatefulSet takes the backup's pod for a member")
 			}
+		case *batchv1.Job:
+			err = checkPod(&object.Spec.Template.Spec, nil)
+			if err == nil && selects("", members.Spec.Selector, object.Spec.Template.Labels) == nil {
+				err = errors.New("the StatefulSet takes the pod that makes users for a member")
+			}
+		case *appsv1.Deployment:
+			err = checkPod(&object.Spec.Template.Spec, nil)
+			if err == nil {
+				err = selects("the Deployment", object.Spec.Selector, object.Spec.Template.Labels)
+			}
+			for _, set := range sets {
+				if err == nil && (selects("", set.Spec.Selector, object.Spec.Template.Labels) == nil || selects("", object.Spec.Selector, set.Spec.Template.Labels) == nil) {
+					err = fmt.Errorf("the Deployment and %s take each other's pods", set.Name)
+				}
+			}
+		case *unstructured.Unstructured:
+			err = checkMonitor(object, services, pods)
 		case *corev1.Pod:
 			err = checkPod(&object.Spec, nil)
 		}
@@ -301,14 +411,14 @@ func checkRelease(all []runtime.Object) (*release, error) {
 }
 
 // checkPeers holds that members and observers reach each other's peer ports.
-func checkPeers(rule networkingv1.NetworkPolicyIngressRule, sets []*appsv1.StatefulSet) error {
-	for _, set := range sets {
+func checkPeers(rule networkingv1.NetworkPolicyIngressRule, pods []map[string]string) error {
+	for _, pod := range pods {
 		admitted := false
 		for _, from := range rule.From {
-			admitted = admitted || from.PodSelector != nil && selects("", from.PodSelector, set.Spec.Template.Labels) == nil
+			admitted = admitted || from.PodSelector != nil && selects("", from.PodSelector, pod) == nil
 		}
 		if !admitted {
-			return fmt.Errorf("the NetworkPolicy keeps %s from the peer port", set.Name)
+			return fmt.Errorf("the NetworkPolicy keeps %v from the peer port", pod)
 		}
 	}
 	return nil

@@ -15,7 +15,7 @@ use std::path::{Path, PathBuf};
 
 use disk::{Disk, Lock};
 use interchange::Fingerprint;
-use interchange::wal::{GUARD_NAMES, STALE_MARK_NAME, WalEnd};
+use interchange::wal::{GUARD_MESSAGE_NAME, GUARD_NAMES, STALE_MARK_NAME, WalEnd};
 use log::OpenError;
 
 use crate::error::DataDirError;
@@ -151,8 +151,9 @@ impl TakenOver {
     }
 
     /// Creates the two guards in the directory of etcd's log, even if that directory no longer contains a
-    /// log, so that etcd neither starts on old files nor creates an empty member. The caller must have
-    /// checked that etcd has not run since the takeover.
+    /// log, so that etcd neither starts on old files nor creates an empty member, and beside them the directory
+    /// whose name etcd prints when it exits. The caller must have checked that etcd has not run since the
+    /// takeover.
     ///
     /// # Errors
     ///
@@ -171,6 +172,8 @@ impl TakenOver {
                 disk.create(&path).map_err(|error| io(&path, error))?;
             }
         }
+        // The error is ignored: the guards keep etcd out, and the name only explains it.
+        let _ = disk.create_dir_all(&wal_dir.join(GUARD_MESSAGE_NAME));
         disk.sync_dir(&wal_dir).map_err(|error| io(&wal_dir, error))
     }
 

@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 
 use cli::{Command, Failure, Flag};
 use disk::{Disk as _, RealDisk};
-use interchange::wal::GUARD_NAMES;
+use interchange::wal::{GUARD_MESSAGE_NAME, GUARD_NAMES};
 use storage::DataDirError;
 use storage::etcd_beside;
 use storage::opening::lock_member;
@@ -80,7 +80,8 @@ fn run(session: &mut Session<'_>) -> Result<(), Failure> {
     let snap = member_dir.join("snap");
     let mut files = empty(&snap, |_| true)?;
     files += empty(&wal_dir, |name| {
-        (name.ends_with(".wal") || is_prepared(name)) && !GUARD_NAMES.contains(&name)
+        let keeps_out = GUARD_NAMES.contains(&name) || name == GUARD_MESSAGE_NAME;
+        (name.ends_with(".wal") || is_prepared(name)) && !keeps_out
     })?;
     // A symbolic link or a mount point cannot be removed. In this case the empty directory stays, which is no
     // error.

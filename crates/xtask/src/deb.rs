@@ -35,23 +35,86 @@ const DESCRIPTION: &str = "distributed key-value store with etcd's API
 /// message that names the package.
 pub fn make(binary: Option<&str>) -> Result<String, String> {
     let root = crate::generated::root().canonicalize().map_err(|e| e.to_string())?;
-    let target = std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from);
+    let target = target_dir(&root);
     let binary = binary.map_or_else(|| target.join("release/mainstay"), PathBuf::from);
     if !binary.is_file() {
         return Err(format!("{} is not there: cargo build --release", binary.display()));
     }
-    let tree = Tree { root: target.join("debian/tree"), packaging: root.join("packaging") };
+    let stripped = target.join("debian/mainstay");
+    let folder = stripped.parent().unwrap_or(&target);
+    fs::create_dir_all(folder)
+        .and_then(|()| fs::copy(&binary, &stripped))
+        .map_err(|e| format!("{}: {e}", stripped.display()))?;
+    run("strip", [OsStr::new("--strip-unneeded"), stripped.as_os_str()])?;
+    let architecture = said("dpkg", ["--print-architecture"])?;
+    let architecture = String::from_utf8_lossy(&architecture).trim().to_owned();
+    let words = Words::of(&mut Command::new(&binary))?;
+    let package = build(&stripped, &words, &architecture, "objdump", folder)?;
+    Ok(format!("made {}", package.display()))
+}
+
+/// Directory of cargo's builds.
+pub fn target_dir(root: &Path) -> PathBuf {
+    std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from)
+}
+
+/// What the program prints for its package: manual pages and completion.
+pub struct Words {
+    /// Each page with its name and section.
+    pub pages: Vec<(&'static str, u8, Vec<u8>)>,
+    /// Completion for each shell, by the path of its file.
+    pub completion: Vec<(&'static str, Vec<u8>)>,
+}
+
+impl Words {
+    /// Asks the program, which `program` starts, perhaps below an emulator.
+    pub fn of(program: &mut Command) -> Result<Words, String> {
+        let name = program.get_program().to_os_string();
+        let first: Vec<_> = program.get_args().map(OsStr::to_os_string).collect();
+        let ask = |words: &[&str]| {
+            let words = words.iter().filter(|word| !word.is_empty()).map(std::ffi::OsString::from);
+            said(&name, first.iter().cloned().chain(words))
+        };
+        let pages =
+            PAGES.iter().map(|(command, page, section)| Ok((*page, *section, ask(&["man", command])?)));
+        let shells = [
+            ("bash", "usr/share/bash-completion/completions/mainstay"),
+            ("zsh", "usr/share/zsh/vendor-completions/_mainstay"),
+            ("fish", "usr/share/fish/vendor_completions.d/mainstay.fish"),
+        ];
+        let completion = shells.iter().map(|(shell, path)| Ok((*path, ask(&["completion", shell])?)));
+        Ok(Words {
+            pages: pages.collect::<Result<_, String>>()?,
+            completion: completion.collect::<Result<_, String>>()?,
+        })
+    }
+}
+
+/// Builds the package of a stripped binary for an architecture, by Debian's name, in `folder`. `objdump` reads
+/// programs of that architecture. Returns the path of the package.
+pub fn build(
+    binary: &Path,
+    words: &Words,
+    architecture: &str,
+    objdump: &str,
+    folder: &Path,
+) -> Result<PathBuf, String> {
+    let root = crate::generated::root().canonicalize().map_err(|e| e.to_string())?;
+    let tree = Tree { root: folder.join("tree"), packaging: root.join("packaging") };
     if tree.root.exists() {
         fs::remove_dir_all(&tree.root).map_err(|e| format!("{}: {e}", tree.root.display()))?;
     }
-    tree.put("usr/bin/mainstay", &read(&binary)?, 0o755)?;
-    run("strip", [OsStr::new("--strip-unneeded"), tree.root.join("usr/bin/mainstay").as_os_str()])?;
+    tree.put("usr/bin/mainstay", &read(binary)?, 0o755)?;
     for tool in TOOLS {
         tree.link(&format!("usr/lib/mainstay/bin/{tool}"), "../../../bin/mainstay")?;
     }
     tree.copy("systemd/mainstay.service", "usr/lib/systemd/system/mainstay.service", 0o644)?;
     tree.copy("debian/default", "etc/default/mainstay", 0o644)?;
     tree.copy("debian/copyright", "usr/share/doc/mainstay/copyright", 0o644)?;
+    tree.zipped(
+        "usr/share/doc/mainstay/third-party-notices.txt.gz",
+        &read(&tree.packaging.join("third-party-notices.txt"))?,
+    )?;
     tree.zipped("usr/share/doc/mainstay/changelog.gz", &read(&root.join("CHANGELOG.md"))?)?;
     let epoch = epoch(&root)?;
     let dated = said("date", ["--utc", "--rfc-email", format!("--date=@{epoch}").as_str()])?;
@@ -60,35 +123,27 @@ pub fn make(binary: Option<&str>) -> Result<String, String> {
         "mainstay ({VERSION}) unstable; urgency=medium\n\n  * What changed is in changelog.gz.\n\n -- {MAINTAINER}  {dated}\n"
     );
     tree.zipped("usr/share/doc/mainstay/changelog.Debian.gz", changes.as_bytes())?;
-    for (command, page, section) in PAGES {
-        let words = ["man", command];
-        let text = said(&binary, words.iter().filter(|word| !word.is_empty()))?;
-        tree.zipped(&format!("usr/share/man/man{section}/{page}.{section}.gz"), &text)?;
+    for (page, section, text) in &words.pages {
+        tree.zipped(&format!("usr/share/man/man{section}/{page}.{section}.gz"), text)?;
     }
-    for (shell, path) in [
-        ("bash", "usr/share/bash-completion/completions/mainstay"),
-        ("zsh", "usr/share/zsh/vendor-completions/_mainstay"),
-        ("fish", "usr/share/fish/vendor_completions.d/mainstay.fish"),
-    ] {
-        tree.put(path, &said(&binary, ["completion", shell])?, 0o644)?;
+    for (path, text) in &words.completion {
+        tree.put(path, text, 0o644)?;
     }
     for script in ["postinst", "prerm", "postrm"] {
         tree.copy(&format!("debian/{script}"), &format!("DEBIAN/{script}"), 0o755)?;
     }
     tree.put("DEBIAN/conffiles", b"/etc/default/mainstay\n", 0o644)?;
-    let architecture = said("dpkg", ["--print-architecture"])?;
-    let architecture = String::from_utf8_lossy(&architecture).trim().to_owned();
     let kib = said("du", [OsStr::new("-sk"), tree.root.as_os_str()])?;
     let kib: String =
         kib.iter().take_while(|byte| byte.is_ascii_digit()).map(|byte| char::from(*byte)).collect();
-    let libc = needed_libc(&tree.root.join("usr/bin/mainstay"))?;
+    let libc = needed_libc(&tree.root.join("usr/bin/mainstay"), objdump)?;
     let control = format!(
         "Package: mainstay\nVersion: {VERSION}\nArchitecture: {architecture}\nMaintainer: {MAINTAINER}\n\
          Installed-Size: {kib}\nDepends: libc6 (>= {libc}), libgcc-s1, adduser\nSection: database\nPriority: optional\n\
          Description: {DESCRIPTION}\n"
     );
     tree.put("DEBIAN/control", control.as_bytes(), 0o644)?;
-    let package = target.join(format!("debian/mainstay_{VERSION}_{architecture}.deb"));
+    let package = folder.join(format!("mainstay_{VERSION}_{architecture}.deb"));
     let mut packed = Command::new("dpkg-deb");
     // `dpkg-deb` replaces all later file times by this time, so that the time of the build does not get into
     // the package.
@@ -98,13 +153,13 @@ pub fn make(binary: Option<&str>) -> Result<String, String> {
     if !done.status.success() {
         return Err(format!("dpkg-deb: {}", String::from_utf8_lossy(&done.stderr).trim_end()));
     }
-    Ok(format!("made {}", package.display()))
+    Ok(package)
 }
 
 /// Returns the timestamp of the package in seconds since 1970: the value of `SOURCE_DATE_EPOCH`, or the time
 /// of the last commit. It does not depend on the time of the build, so the same binary and source always give
 /// the same package.
-fn epoch(root: &Path) -> Result<u64, String> {
+pub fn epoch(root: &Path) -> Result<u64, String> {
     let text = match std::env::var("SOURCE_DATE_EPOCH") {
         Ok(text) => text,
         Err(_) => {
@@ -163,8 +218,8 @@ impl Tree {
 
 /// Returns the oldest release of glibc with which a program can run. It is the highest version among the
 /// symbols that the program imports.
-fn needed_libc(program: &Path) -> Result<String, String> {
-    let listed = said("objdump", [OsStr::new("-T"), program.as_os_str()])?;
+fn needed_libc(program: &Path, objdump: &str) -> Result<String, String> {
+    let listed = said(objdump, [OsStr::new("-T"), program.as_os_str()])?;
     let listed = String::from_utf8_lossy(&listed);
     let versions = listed.split("GLIBC_").skip(1).filter_map(|rest| {
         let text: String = rest.chars().take_while(|c| c.is_ascii_digit() || *c == '.').collect();
@@ -177,12 +232,13 @@ fn needed_libc(program: &Path) -> Result<String, String> {
         .ok_or_else(|| format!("{}: it wants no symbol of glibc", program.display()))
 }
 
-fn read(path: &Path) -> Result<Vec<u8>, String> {
+/// Reads a file; an error names it.
+pub fn read(path: &Path) -> Result<Vec<u8>, String> {
     fs::read(path).map_err(|e| format!("{}: {e}", path.display()))
 }
 
 /// Runs a program and returns what it wrote to standard output.
-fn said<S: AsRef<OsStr>>(
+pub fn said<S: AsRef<OsStr>>(
     program: impl AsRef<OsStr>,
     words: impl IntoIterator<Item = S>,
 ) -> Result<Vec<u8>, String> {
@@ -196,6 +252,7 @@ fn said<S: AsRef<OsStr>>(
     }
 }
 
-fn run<S: AsRef<OsStr>>(program: &str, words: impl IntoIterator<Item = S>) -> Result<(), String> {
+/// Runs a program; an error has what it wrote to standard error.
+pub fn run<S: AsRef<OsStr>>(program: &str, words: impl IntoIterator<Item = S>) -> Result<(), String> {
     said(program, words).map(drop)
 }

@@ -58,8 +58,13 @@ pub fn check() -> Result<String, String> {
 
 /// Returns cargo's metadata for a build on Linux, with the versions of the lock file.
 pub fn metadata() -> Result<Value, String> {
-    let arguments =
-        ["metadata", "--format-version=1", "--locked", "--filter-platform=x86_64-unknown-linux-gnu"];
+    metadata_of("x86_64-unknown-linux-gnu")
+}
+
+/// Returns cargo's metadata for a build for a target, with the versions of the lock file.
+pub fn metadata_of(target: &str) -> Result<Value, String> {
+    let platform = format!("--filter-platform={target}");
+    let arguments = ["metadata", "--format-version=1", "--locked", &platform];
     let output = Command::new(env!("CARGO")).args(arguments).output().map_err(|e| format!("cargo: {e}"))?;
     if !output.status.success() {
         return Err(String::from_utf8_lossy(&output.stderr).into_owned());
@@ -81,7 +86,10 @@ fn wrong(packages: &[&Value]) -> Vec<String> {
             continue;
         };
         versions.entry(name).or_default().push(version);
-        // Crates of this repository have no source, so only other packages are checked.
+        // Crates of this repository have no source. They have a description; other packages are somebody else's.
+        if package["source"].is_null() && package["description"].as_str().is_none_or(str::is_empty) {
+            wrong.push(format!("{name} has no description in its Cargo.toml"));
+        }
         if let Some(source) = package["source"].as_str()
             && source != SOURCE
         {
@@ -143,6 +151,7 @@ mod tests {
             .flat_map(|name| ["1.0.0", "2.0.0"].map(|version| package(name, version, "MIT", SOURCE)))
             .collect();
         let strange = [
+            json!({ "name": "d", "version": "1.0.0", "license": "MIT", "source": null }),
             package("a", "1.0.0", "GPL-3.0", SOURCE),
             package("b", "1.0.0", "MIT", "git+https://example.com"),
             package("c", "1.0.0", "MIT", SOURCE),
@@ -152,9 +161,14 @@ mod tests {
         assert_eq!(wrong(&good), Vec::<String>::new());
         let all: Vec<&Value> = twice.iter().skip(1).chain(&strange).collect();
         let found = wrong(&all);
-        assert_eq!(found.len(), 4, "{found:?}");
-        for (text, of) in found.iter().zip(["a 1.0.0 is under", "b 1.0.0 comes from", "c is built", TWICE[0]])
-        {
+        assert_eq!(found.len(), 5, "{found:?}");
+        for (text, of) in found.iter().zip([
+            "d has no description",
+            "a 1.0.0 is under",
+            "b 1.0.0 comes from",
+            "c is built",
+            TWICE[0],
+        ]) {
             assert!(text.starts_with(of), "{text}");
         }
     }

@@ -1,7 +1,7 @@
 //! Runs the commands for developers of Mainstay, which [`USAGE`] lists.
 //!
 //! The commands write generated files (`proto`, `console`, `crates`, `dashboards`), check dependencies, and
-//! build packages and bills of materials. Of the code of a member, the crate uses only the table of metrics
+//! build packages, bills of materials and releases. Of the code of a member, the crate uses only the table of metrics
 //! and the list of RPCs. Its tests, beside the code, check properties of the whole repository: that the
 //! crates depend on each other only in the order in `ARCHITECTURE.md`, that only the listed crates contain
 //! unsafe code, that `clippy.toml` bans what it should, and that all generated files are current. Start
@@ -17,7 +17,9 @@ mod deb;
 mod dependencies;
 mod generated;
 mod monitoring;
+mod notices;
 mod proto;
+mod release;
 mod release_notes;
 mod sbom;
 
@@ -37,7 +39,12 @@ const USAGE: &str = "usage: cargo xtask VERB
   dashboards --check
                   say whether they are up to date, and change nothing
   deb [BINARY]    make a Debian package of target/release/mainstay, or of another binary: target/debian/*.deb
+  notices         write packaging/third-party-notices.txt, the licences of what the binary contains
+  notices --check say whether it is up to date, and change nothing
   sbom            list what the binary is made of, in CycloneDX's JSON: target/sbom/mainstay.cdx.json
+  release [--target TRIPLE]... [--out FOLDER] [--profile NAME] [--sign KEY] [--builder URI]
+                  build the artefacts of a release: target/release-artefacts. KEY is a file of minisign, and the
+                  targets are (x86_64|aarch64)-unknown-linux-(gnu|musl); docs/release.md
   release-notes VERSION
                   print the section of CHANGELOG.md of that version
   check           form, lints and generated files: .ci/run checks
@@ -60,7 +67,10 @@ fn main() -> ExitCode {
         ["dashboards", "--check"] => {
             monitoring::generate().and_then(|files| generated::check(&files, "dashboards"))
         }
+        ["notices"] => notices::generate().and_then(|files| generated::write(&files)),
+        ["notices", "--check"] => notices::generate().and_then(|files| generated::check(&files, "notices")),
         ["sbom"] => sbom::write(),
+        ["release", words @ ..] => release::make(words),
         ["release-notes", version] => release_notes::print(version),
         ["deb"] => deb::make(None),
         ["deb", binary] => deb::make(Some(binary)),

@@ -36,6 +36,23 @@ pub fn write() -> Result<String, String> {
     Ok(format!("wrote {}: {count} components", path.display()))
 }
 
+/// Returns the bill of materials of an artefact: the binary for a target, with its SHA-256.
+///
+/// # Errors
+///
+/// See [`write`].
+pub fn of(target: &str, artefact: &str, digest: &str) -> Result<Value, String> {
+    let lock = crate::generated::read("Cargo.lock")?;
+    let mut bom = bom(&dependencies::metadata_of(target)?, &digests(&lock))?;
+    let subject = &mut bom["metadata"]["component"];
+    subject["hashes"] = json!([{ "alg": "SHA-256", "content": digest }]);
+    subject["properties"] = json!([
+        { "name": "mainstay:artefact", "value": artefact },
+        { "name": "mainstay:target", "value": target },
+    ]);
+    Ok(bom)
+}
+
 /// Returns the SHA-256 of each registry package from the lock file, by name and version.
 fn digests(lock: &str) -> BTreeMap<(String, String), String> {
     let mut digests = BTreeMap::new();
@@ -59,11 +76,23 @@ fn by_id(list: &Value) -> BTreeMap<&str, &Value> {
     items.filter_map(|item| Some((item["id"].as_str()?, item))).collect()
 }
 
-/// Returns the ids of the packages that a package needs to build or run. Dev-dependencies do not count.
-fn uses(node: &Value) -> impl Iterator<Item = &str> {
-    let is_used = |each: &&Value| {
+/// Dependencies that are followed from the binary.
+#[derive(Clone, Copy, PartialEq, Eq)]
+pub enum Kind {
+    /// Those that a package needs to build or to run.
+    Used,
+    /// Those that a package needs to run. Macros count, because they write code of the package.
+    Linked,
+}
+
+/// Returns the ids of the packages that a package needs. Dev-dependencies do not count.
+fn uses(node: &Value, which: Kind) -> impl Iterator<Item = &str> {
+    let is_used = move |each: &&Value| {
         let mut kinds = each["dep_kinds"].as_array().into_iter().flatten();
-        kinds.any(|kind| kind["kind"].as_str() != Some("dev"))
+        kinds.any(|kind| match kind["kind"].as_str() {
+            None => true,
+            Some(kind) => which == Kind::Used && kind != "dev",
+        })
     };
     node["deps"].as_array().into_iter().flatten().filter(is_used).filter_map(|each| each["pkg"].as_str())
 }
@@ -103,24 +132,38 @@ fn component(package: &Value, digests: &BTreeMap<(String, String), String>) -> R
     Ok(component)
 }
 
-/// Returns the bill of materials of the binary.
-fn bom(metadata: &Value, digests: &BTreeMap<(String, String), String>) -> Result<Value, String> {
+/// Returns the package of the binary, and that package with all that it needs, sorted by id.
+///
+/// # Errors
+///
+/// Returns an error if the metadata lack the binary or a package.
+pub fn reached(metadata: &Value, which: Kind) -> Result<(&Value, Vec<&Value>), String> {
     let packages = by_id(&metadata["packages"]);
     let nodes = by_id(&metadata["resolve"]["nodes"]);
     let binary =
         packages.iter().find(|(_, package)| package["name"] == BINARY && package["source"].is_null());
-    let (binary, _) = binary.ok_or_else(|| format!("cargo metadata: there is no package {BINARY}"))?;
-    let mut reached = BTreeSet::from([*binary]);
-    let mut open = vec![*binary];
+    let (id, binary) = binary.ok_or_else(|| format!("cargo metadata: there is no package {BINARY}"))?;
+    let mut reached = BTreeSet::from([*id]);
+    let mut open = vec![*id];
     while let Some(id) = open.pop() {
         let node = nodes.get(id).ok_or_else(|| format!("cargo metadata: {id} is not resolved"))?;
-        open.extend(uses(node).filter(|used| reached.insert(used)));
+        open.extend(uses(node, which).filter(|used| reached.insert(used)));
     }
+    let package =
+        |id: &&str| packages.get(id).copied().ok_or_else(|| format!("cargo metadata: {id} is no package"));
+    Ok((binary, reached.iter().map(package).collect::<Result<_, _>>()?))
+}
+
+/// Returns the bill of materials of the binary.
+fn bom(metadata: &Value, digests: &BTreeMap<(String, String), String>) -> Result<Value, String> {
+    let packages = by_id(&metadata["packages"]);
+    let nodes = by_id(&metadata["resolve"]["nodes"]);
+    let (binary, reached) = reached(metadata, Kind::Used)?;
     let mut components = BTreeMap::new();
     let mut graph = BTreeMap::new();
-    for id in &reached {
-        let package = packages.get(id).ok_or_else(|| format!("cargo metadata: {id} is no package"))?;
-        let used: Result<BTreeSet<String>, String> = uses(nodes[id])
+    for package in reached {
+        let id = text(package, "id")?;
+        let used: Result<BTreeSet<String>, String> = uses(nodes[id], Kind::Used)
             .map(|used| {
                 purl(packages.get(used).ok_or_else(|| format!("cargo metadata: {used} is no package"))?)
             })
@@ -128,7 +171,7 @@ fn bom(metadata: &Value, digests: &BTreeMap<(String, String), String>) -> Result
         graph.insert(purl(package)?, used?);
         components.insert(purl(package)?, component(package, digests)?);
     }
-    let own = purl(packages[binary])?;
+    let own = purl(binary)?;
     let mut subject = components.remove(&own).unwrap_or_default();
     subject["type"] = json!("application");
     let graph: Vec<Value> = graph.into_iter().map(|(of, on)| json!({ "ref": of, "dependsOn": on })).collect();

@@ -41,6 +41,12 @@ pub use writer::{SegmentStart, segment};
 pub const GUARD_NAMES: [&str; 2] =
     ["fffffffffffffff0-ffffffffffffffff.wal", "ffffffffffffffff-ffffffffffffffff.wal"];
 
+/// Name of a directory beside the guard files that tells the operator what to do. etcd reads the numbers at
+/// the beginning of the name, takes the directory for a file of the log, and exits with an error that
+/// contains the name: `read …: is a directory`. Without the directory, etcd's error is about missing files.
+/// Only the guard files keep etcd out for certain; this name makes its last line useful.
+pub const GUARD_MESSAGE_NAME: &str = "fffffffffffffff1-ffffffffffffffff.wal.THIS-IS-DATA-OF-MAINSTAY.start-mainstay.or-to-go-back-to-etcd-run-mainstay-utl-export.wal";
+
 /// Name of a file that marks etcd's data in a member's directory as outdated, because Mainstay has continued
 /// from that data.
 pub const STALE_MARK_NAME: &str = "taken-over-from-etcd";

@@ -2,7 +2,7 @@
 
 use std::fmt;
 
-use interchange::wal::GUARD_NAMES;
+use interchange::wal::{GUARD_MESSAGE_NAME, GUARD_NAMES};
 
 use super::{DataDirError, FirstEntriesError, Inconsistency, LogDirMismatch, MissingEntries};
 use crate::log_dir::NOTE_NAME;
@@ -41,7 +41,8 @@ impl fmt::Display for DataDirError {
             }
             DataDirError::EtcdRanAgain { data_dir, wal_dir, log_dir } => {
                 let member = data_dir.join("member");
-                let guards = GUARD_NAMES.map(|name| wal_dir.join(name));
+                let [first, second] = GUARD_NAMES;
+                let guards = [first, GUARD_MESSAGE_NAME, second].map(|name| wal_dir.join(name));
                 let own = ["checkpoint", log::ShutdownRecord::FILE_NAME];
                 let own = own.into_iter().chain([nospace::FILE_NAME, NOTE_NAME]);
                 let own = own.map(|name| member.join(name)).chain(guards).chain([log_dir.clone()]);

@@ -12,7 +12,7 @@ use config::{Format, Level};
 use disk::{Disk, RealDisk};
 use interchange::DataDir;
 use interchange::backend::{Member, Membership};
-use interchange::wal::GUARD_NAMES;
+use interchange::wal::{GUARD_MESSAGE_NAME, GUARD_NAMES};
 use log::HardState;
 use machine::GrantedLease;
 use machine::auth::Auth;
@@ -77,7 +77,7 @@ fn start(data_dir: &Path, flags: &[&str]) -> String {
 /// Returns those of the files that belong to etcd.
 fn etcds(files: &[(PathBuf, u32, Vec<u8>)]) -> Vec<(PathBuf, u32, Vec<u8>)> {
     let is_etcds = |path: &Path| {
-        let is_guard = GUARD_NAMES.iter().any(|guard| path.ends_with(guard));
+        let is_guard = keeps_etcd_out().iter().any(|guard| path.ends_with(guard));
         !is_guard && (text(path).contains("/snap") || path.extension().is_some_and(|e| e == "wal"))
     };
     // A file in place of the directory keeps etcd out.
@@ -345,11 +345,17 @@ fn a_start_goes_on_wherever_one_before_it_was_killed() {
     }
 }
 
-/// Removes the guard files that keep etcd from starting.
+/// Returns the names of all that keeps etcd from starting, sorted.
+fn keeps_etcd_out() -> [&'static str; 3] {
+    [GUARD_NAMES[0], GUARD_MESSAGE_NAME, GUARD_NAMES[1]]
+}
+
+/// Removes all that keeps etcd from starting.
 fn unguard(wal: &Path) {
     for name in GUARD_NAMES {
         std::fs::remove_file(wal.join(name)).expect("is removed");
     }
+    std::fs::remove_dir(wal.join(GUARD_MESSAGE_NAME)).expect("is removed");
 }
 
 /// Returns a log with which etcd has continued: it has promised to follow a later term.
@@ -597,6 +603,7 @@ fn etcd_begins_no_empty_member_where_its_files_were_dropped() {
     done(&["drop-etcd", "--data-dir", text(&data)]);
     assert_eq!(RealDisk.list(&dir.join("snap")).expect("is there"), Vec::<String>::new());
     assert_eq!(RealDisk.list(&dir.join("wal")).expect("is there"), GUARD_NAMES);
+    assert!(dir.join("wal").join(GUARD_MESSAGE_NAME).is_dir(), "etcd would not say what to do");
     assert_eq!(open(&data).hash_kv(Revision(0)), Ok(HASHED));
     assert!(refused_drop().contains("were already deleted"));
     // The writes of an empty etcd member are neither deleted nor ignored.
@@ -685,6 +692,7 @@ fn files_that_etcd_went_on_with_are_not_chosen_from() {
     done(&["drop-etcd", "--data-dir", text(&data)]);
     assert!(data.join("member/snap").is_file(), "etcd would begin an empty member");
     assert_eq!(RealDisk.list(&data.join("member/wal")).expect("is there"), GUARD_NAMES);
+    assert!(data.join("member/wal").join(GUARD_MESSAGE_NAME).is_dir(), "etcd would not say what to do");
     assert_eq!(open(&data).hash_kv(Revision(0)), Ok(HASHED));
     assert!(refused(&["drop-etcd", "--data-dir", text(&data)], 1).contains("were already deleted"));
     assert!(start(&data, &[]).is_empty());

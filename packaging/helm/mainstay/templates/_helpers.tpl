@@ -20,7 +20,7 @@ helm.sh/chart: {{ printf "%s-%s" .Chart.Name .Chart.Version }}
 {{- end -}}
 
 {{- define "mainstay.image" -}}
-{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
+{{ with .Values.image.registry }}{{ trimSuffix "/" . }}/{{ end }}{{ .Values.image.repository }}:{{ .Values.image.tag | default .Chart.AppVersion }}
 {{- end -}}
 
 {{- define "mainstay.account" -}}
@@ -140,8 +140,53 @@ announced to the one that runs.
 {{- end -}}
 {{- end -}}
 
-{{- /* Environment of etcdctl in jobs. */ -}}
+{{- /* Environment of etcdctl in jobs: where the cluster is, and who asks. */ -}}
 {{- define "mainstay.clientEnv" -}}
+{{ include "mainstay.connectionEnv" . }}
+{{- if (.Values.auth).enabled }}
+- name: ETCDCTL_USER
+  value: root
+- name: ETCDCTL_PASSWORD
+  valueFrom:
+    secretKeyRef:
+      name: {{ .Values.auth.rootSecretName }}
+      key: password
+{{- end }}
+{{- end -}}
+
+{{- /* Refuses users who cannot be made. */ -}}
+{{- define "mainstay.checkUsers" -}}
+{{- with .Values.auth -}}
+{{- if and .enabled (not .rootSecretName) -}}
+{{- fail "auth.rootSecretName: a secret with the password of root is needed" -}}
+{{- end -}}
+{{- $roles := list "root" -}}
+{{- range .roles -}}{{- $roles = append $roles .name -}}{{- end -}}
+{{- range $user := .users -}}
+{{- if eq $user.name "root" -}}{{- fail "auth.users: root is made anyway" -}}{{- end -}}
+{{- range $user.roles -}}
+{{- if not (has . $roles) -}}{{- fail (printf "auth.users: %s has the role %s, which is none of auth.roles" $user.name .) -}}{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+{{- if and (.Values.continuousBackup).enabled (not .Values.continuousBackup.to) -}}
+{{- fail "continuousBackup.to: a bucket is needed" -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Flags of automatic compaction, unless extraFlags have them: a flag may be given once. */ -}}
+{{- define "mainstay.compaction" -}}
+{{- $given := join " " .Values.extraFlags -}}
+{{- with .Values.autoCompaction -}}
+{{- if not (contains "--auto-compaction-" $given) }}
+- --auto-compaction-mode={{ .mode }}
+- --auto-compaction-retention={{ .retention }}
+{{- end -}}
+{{- end -}}
+{{- end -}}
+
+{{- /* Environment of etcdctl in jobs without a user. */ -}}
+{{- define "mainstay.connectionEnv" -}}
 - name: ETCDCTL_ENDPOINTS
   value: {{ include "mainstay.scheme" . }}://{{ include "mainstay.name" . }}.{{ .Release.Namespace }}.svc:2379
 {{- if .Values.tls.client.secretName }}
