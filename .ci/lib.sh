@@ -245,8 +245,13 @@ observers_history_finds() {
     [ "$bad" -eq 0 ]
 }
 # Some 20 minutes of two cores, and 3 GB of the Go module cache.
-build_kube() { python3 interop/kube_apiserver.py --build "$bin/kube"; }
+build_kube() { python3 interop/kube_apiserver.py --build "$bin/kube" && python3 interop/kube_e2e.py --build "$bin/kube"; }
 kube() { python3 interop/kube_apiserver.py --programs "$bin/kube" --server "mainstay=$mainstay" --etcdctl "$bin/etcdctl" "$@"; }
+kube_e2e() { python3 interop/kube_e2e.py --programs "$bin/kube" --etcd "$bin/etcd" --etcdctl "$bin/etcdctl" --mainstay "$mainstay"; }
+installers() {
+    python3 interop/kube_installers.py --server "mainstay=$mainstay" --server "etcd=$bin/etcd" --etcdctl "$bin/etcdctl" \
+        --etcdutl "$bin/etcdutl" --programs "$bin/kube"
+}
 python_clients() {
     start mainstay "$mainstay" &&
         "$bin/venv/bin/python" interop/python/interop.py "$address"

@@ -53,7 +53,12 @@ def build(directory):
 def build_one(directory, name, package, modules="go.mod"):
     """Builds a program of interop/kube with the versions that the file `modules` there names."""
     print(f"building {name}", flush=True)
-    subprocess.run(["nice", "-n", "10", "go", "build", "-p", "1", f"-modfile={modules}", "-ldflags=-s -w",
+    with open(f"{HERE}/kube/{modules}", encoding="ascii") as file:
+        version = re.search(r"k8s.io/kubernetes (v\d+\.\d+\.\d+)", file.read())[1]
+    # As Kubernetes' own build does: kubeadm refuses to work without.
+    named = " ".join(f"-X k8s.io/component-base/version.{field}={value}" for field, value in zip(
+        ["gitVersion", "gitMajor", "gitMinor"], [version, *version[1:].split(".")]))
+    subprocess.run(["nice", "-n", "10", "go", "build", "-p", "1", f"-modfile={modules}", f"-ldflags=-s -w {named}",
                     "-o", os.path.abspath(f"{directory}/{name}"), package], cwd=f"{HERE}/kube", check=True)
 
 

@@ -18,10 +18,10 @@ each store named by --first, in turn:
   restore         a namespace's Deployments are deleted; the store is restored from a continuous backup to the revision before
   API server      kube-apiserver is restarted with all objects in the store, and its lists from cache are asked for
 
-During all of them but `steady` a tenth of the Deployments is rolled out anew, the nodes renew their Leases, and a client creates, changes, reads and
-lists objects. After each, nothing may be lost or doubled: each Deployment has as many pods as it should, running and bound once; pods of the
-others are the same and untouched; no object is missing or new; what was acknowledged is there; every event of the watches was told
-once and in order; all members have the same HashKV; no node was held to be lost.
+During all of them but `load` and `steady` every second Deployment is rolled out anew, one after the other for as long as the phase takes. In all of
+them the nodes renew their Leases, and a client creates, changes, reads and lists objects. After each, nothing may be lost or doubled: each
+Deployment has as many pods as it should, running and bound once; pods of the others are the same and untouched; no object is missing or
+new; what was acknowledged is there; every event of the watches was told once and in order; all members have the same HashKV.
 
 Says the latencies of the SLOs of SIG scalability, and the processor time and memory of all parts. Ends with "N passed, M failed", and
 exit code 1 if M is not 0. Python 3.9+, standard library only; openssl; Go for --build.
@@ -32,6 +32,7 @@ import base64
 import collections
 import concurrent.futures
 import datetime
+import itertools
 import json
 import os
 import platform
@@ -39,6 +40,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 import traceback
 
@@ -50,7 +52,7 @@ from kube_store import Ended, wait_for
 from ports import free_port
 
 PROGRAMS = [("kube-apiserver", "./apiserver"), ("kube-controller-manager", "./controllermanager"), ("kube-scheduler", "./scheduler"),
-            ("kubelets", "./kubelets")]
+            ("kubelets", "./kubelets"), ("kubeadm", "./kubeadm")]
 NAMESPACES = 10
 # Beyond any number of revisions that a client may have seen after the moment that is restored.
 BUMP = 1_000_000
@@ -105,7 +107,10 @@ class Cluster:
         count = max(1, options.pods // options.replicas)
         self.replicas = {f"app-{number:04}": options.replicas for number in range(count)}
         self.waves = collections.Counter()
-        self.mistaken, self.moved = 0, 0
+        # Deployments that are rolled out in turn, those of them that this phase has, and the job that does it until `over`.
+        self.turns, self.changed = itertools.cycle(sorted(self.replicas)[::2]), set()
+        self.over, self.rolling_out = threading.Event(), None
+        self.mistaken = 0
 
     def namespace(self, app):
         return f"team-{int(app[4:]) % NAMESPACES}"
@@ -133,19 +138,25 @@ class Cluster:
         list(self.threads.map(lambda item: self.plane.expect(201, "POST", self.home(item[0]), deployment(int(item[0][4:]), item[1])),
                               self.replicas.items()))
 
-    def roll_out(self):
-        """Makes new pods of a tenth of the Deployments, of other ones each time. Returns which."""
-        apps = sorted(self.replicas)
-        count = max(1, len(apps) // 10)
-        first = self.moved * count
-        self.moved += 1
-        chosen = [apps[(first + at) % len(apps)] for at in range(count)]
-        for app in chosen:
-            self.waves[app] += 1
-            patch = {"spec": {"template": {"metadata": {"annotations": {"wave": str(self.waves[app])}}}}}
-            wait_for(f"{app} is rolled out", lambda app=app, patch=patch: self.plane.call(
-                "PATCH", f"{self.home(app)}/{app}", patch, kind="application/merge-patch+json")[0] == 200, 60)
-        return set(chosen)
+    def roll_out(self, app):
+        """Makes new pods of a Deployment."""
+        self.waves[app] += 1
+        patch = {"spec": {"template": {"metadata": {"annotations": {"wave": str(self.waves[app])}}}}}
+        wait_for(f"{app} is rolled out", lambda: self.plane.call(
+            "PATCH", f"{self.home(app)}/{app}", patch, kind="application/merge-patch+json")[0] == 200, 60)
+
+    def roll_outs(self):
+        """Rolls every second Deployment out, one after the other, until the phase is over."""
+        while not self.over.wait(1 / self.options.rollouts):
+            app = next(self.turns)
+            self.changed.add(app)
+            self.roll_out(app)
+
+    def end_roll_outs(self):
+        self.over.set()
+        if self.rolling_out:
+            self.rolling_out.result()
+            self.rolling_out = None
 
     def settled(self):
         """All Deployments have the pods that they should have, and no others are left."""
@@ -171,21 +182,25 @@ class Cluster:
             return False
         wait_for("all pods run", all_right, self.options.patience)
 
-    def each_member(self, step, leader_last=True):
-        for name in self.store.leader_last() if leader_last else self.store.names:
-            step(name)
-            self.store.serves(name)
-
     def rolling(self):
         self.each_member(self.store.restart)
+
+    def each_member(self, step):
+        """One member after the other, the leader last, with time for the others in between."""
+        for name in self.store.leader_last():
+            time.sleep(self.options.between)
+            step(name)
+            self.store.serves(name)
+        time.sleep(self.options.between)
 
     def killed_leader(self):
         for _ in range(3):
             leader = self.store.leader()
+            time.sleep(self.options.between)
             self.store.kill(leader)
             # Long enough to be missed: the other two elect one and serve.
-            other = next(name for name in self.store.names if name != leader)
-            self.store.serves(other)
+            self.store.serves(next(name for name in self.store.names if name != leader))
+            time.sleep(self.options.between)
             self.store.start(leader)
             self.store.serves(leader)
 
@@ -194,7 +209,7 @@ class Cluster:
         store, plane = self.store, self.plane
         first = plane.expect(200, "GET", "/api/v1/pods?limit=7")
         for _ in range(3):
-            time.sleep(0.5)
+            time.sleep(self.options.between)
             store.ctl("compact", str(store.revision()))
         begun = first["metadata"]["resourceVersion"]
         said = store.ctl("get", "/registry/health", "--rev", begun, check=False)
@@ -242,6 +257,8 @@ class Cluster:
     def restore(self):
         store, plane = self.store, self.plane
         self.start_backup()
+        time.sleep(self.options.between)
+        self.end_roll_outs()
         self.settled()
         plane.seen("POST", "/pause")
         self.written()
@@ -259,7 +276,7 @@ class Cluster:
         plane.expect(200, "DELETE", f"/apis/apps/v1/namespaces/{victim}/deployments")
         wait_for("its pods are gone", lambda: not plane.expect(200, "GET", f"/api/v1/namespaces/{victim}/pods?limit=1")["items"],
                  self.options.patience)
-        began = time.monotonic()
+        times = [time.monotonic()]
         plane.stop_control()
         self.backup.terminate()
         self.backup.wait(60)
@@ -268,6 +285,7 @@ class Cluster:
             store.terminate(name)
             shutil.move(f"{self.directory}/{name}", f"{self.directory}/{name}.lost")
         cluster = ",".join(f"{name}={store.peer(name)}" for name in store.names)
+        times.append(time.monotonic())
         for name in store.names:
             subprocess.run([self.mainstay, "utl", "snapshot", "restore", f"file://{self.directory}/bucket", "--to-revision", str(revision),
                             "--data-dir", f"{self.directory}/{name}", "--name", name, "--initial-cluster", cluster,
@@ -278,15 +296,18 @@ class Cluster:
             store.start(name)
         for name in store.names:
             store.serves(name)
+        times.append(time.monotonic())
         plane.seen("POST", "/restored")
         plane.start_control()
-        took = time.monotonic() - began
+        times.append(time.monotonic())
         check(store.revision() > revision + BUMP // 2, "the revision was not raised")
         self.settled()
         self.same_pods(pods, set())
         self.same_keys(keys, self.keys(), set())
         self.written()
-        return f"restored to revision {revision}; {took:.1f} s from the stop of the control plane until it was ready again"
+        stopped, restored, started = (after - before for before, after in zip(times, times[1:]))
+        return (f"restored to revision {revision}: all stopped in {stopped:.1f} s, three members restored and serving after {restored:.1f} s, "
+                f"kube-apiserver ready after another {started:.1f} s")
 
     def api_server(self):
         """kube-apiserver lists everything anew, by RangeStream where it can, and answers later lists from its cache."""
@@ -404,8 +425,14 @@ class Cluster:
         scraped, process = kube_figures.buckets(self.scrape()), plane.process.pid
         used, began = plane.cpu(), time.monotonic()
         plane.seen("POST", "/resume")
-        changed = self.roll_out() if rolls else set()
-        said = action() or ""
+        self.changed = changed = set()
+        self.over.clear()
+        try:
+            if rolls:
+                self.rolling_out = self.threads.submit(self.roll_outs)
+            said = action() or ""
+        finally:
+            self.end_roll_outs()
         self.settled()
         plane.seen("POST", "/pause")
         took, after = time.monotonic() - began, plane.cpu()
@@ -564,6 +591,8 @@ def main():
     parser.add_argument("--nodes", type=int, default=50)
     parser.add_argument("--pods", type=int, default=500)
     parser.add_argument("--replicas", type=int, default=10, help="pods of each Deployment")
+    parser.add_argument("--rollouts", type=float, default=1, help="Deployments per second that are rolled out")
+    parser.add_argument("--between", type=float, default=3, help="seconds between two events, in which the control plane goes on")
     parser.add_argument("--steady", type=int, default=30, help="seconds without changes")
     parser.add_argument("--patience", type=int, default=900, help="seconds until all pods have to run")
     parser.add_argument("--no-range-stream", dest="range_stream", action="store_false", help="the release lists by Range only, or etcd is older than 3.7")

@@ -9,7 +9,7 @@ import threading
 import time
 
 from kube_apiserver import Kubernetes
-from kube_store import Authority, Store, processor_time
+from kube_store import Store, processor_time, wait_for
 from ports import free_port
 
 HERE = os.path.dirname(os.path.abspath(__file__))
@@ -76,6 +76,7 @@ class Plane(Kubernetes):
             self.start_part(name)
         self.kubelets = self.spawn("kubelets", [f"{programs}/kubelets", f"--kubeconfig={self.kubeconfig}", f"--nodes={nodes}",
                                                 f"--listen=127.0.0.1:{self.kubelets_port}"])
+        wait_for("the kubelets answer", lambda: self.seen("GET", "/state"))
         threading.Thread(target=self.tend, daemon=True).start()
 
     def spawn(self, name, command):
@@ -124,8 +125,14 @@ class Plane(Kubernetes):
         self.stop_server()
 
     def stop_server(self):
+        """Not for as long as kube-apiserver waits for its open watches: its clients find out soon enough."""
         self.used["kube-apiserver"] = self.used.get("kube-apiserver", 0) + processor_time(self.process.pid)
-        super().stop()
+        self.process.terminate()
+        try:
+            self.process.wait(3)
+        except subprocess.TimeoutExpired:
+            self.process.kill()
+            self.process.wait()
 
     def start_control(self):
         self.start()

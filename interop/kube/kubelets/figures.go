@@ -101,7 +101,7 @@ func (f *figures) state() map[string]any {
 	defer f.mutex.Unlock()
 	return map[string]any{
 		"done": copied(f.done), "failed": copies(f.failed), "watches": copies(f.watches),
-		"mistakes": slices.Clone(f.mistakes), "mistaken": f.mistaken,
+		"mistakes": append([]string{}, f.mistakes...), "mistaken": f.mistaken,
 	}
 }
 
@@ -132,7 +132,7 @@ func copies(counts map[string]map[string]int) map[string]map[string]int {
 func reason(err error) string {
 	text := err.Error()
 	for _, known := range []string{
-		"connection refused", "connection reset", "EOF", "context deadline exceeded", "etcdserver: leader changed",
+		"connection refused", "connection reset", "error reading from server", "EOF", "context deadline exceeded", "etcdserver: leader changed",
 		"etcdserver: request timed out", "etcdserver: no leader", "http2: client connection lost", "the object has been modified",
 		"already exists", "not found", "error trying to reach service", "transport is closing", "apiserver is shutting down",
 		"i/o timeout", "unable to return a response in the time allotted", "TLS handshake timeout",

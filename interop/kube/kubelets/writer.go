@@ -182,7 +182,7 @@ func (w *writer) verify(ctx context.Context) (map[string]any, error) {
 	}
 	w.mutex.Lock()
 	defer w.mutex.Unlock()
-	var wrong []string
+	wrong := []string{}
 	acknowledged, unsure := 0, 0
 	for name, one := range w.objects {
 		if one.unsure {
