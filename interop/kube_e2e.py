@@ -37,6 +37,7 @@ import json
 import os
 import platform
 import shutil
+import signal
 import subprocess
 import sys
 import tempfile
@@ -460,6 +461,29 @@ class Cluster:
         time.sleep(self.options.steady)
 
 
+# Losses that are planted, and what has to be said of each.
+def without_a_pod(cluster):
+    cluster.end_roll_outs()
+    cluster.settled()
+    app = sorted(cluster.replicas)[1]
+    one = next(key for key in sorted(cluster.keys()) if key.startswith(f"/registry/pods/{cluster.namespace(app)}/{app}-"))
+    cluster.store.ctl("del", one)
+    wait_for("another pod takes its place", lambda: one not in cluster.keys())
+
+
+def without_a_role(cluster):
+    cluster.store.ctl("del", "/registry/clusterroles/system:node-proxier")
+
+
+def without_an_object(cluster):
+    keys = wait_for("something is written", lambda: [key for key in cluster.keys() if key.startswith("/registry/configmaps/written/w")])
+    cluster.store.ctl("del", keys[0])
+
+
+PLANTED = {"a lost pod": (without_a_pod, "not as before"), "a lost role": (without_a_role, "objects missing"),
+           "a lost write": (without_an_object, "is lost")}
+
+
 def difference(before, after):
     return {key: count - before.get(key, 0) for key, count in after.items() if count != before.get(key, 0)}
 
@@ -512,8 +536,18 @@ def run(kind, options):
     try:
         cluster = Cluster(kind, options, directory)
         figures["etcd"] = cluster.etcd_release
+        if options.planted:
+            cluster.phase("load", cluster.create, rolls=False, same=False)
+        for name, (plant, said) in PLANTED.items() if options.planted else []:
+            try:
+                cluster.phase(name, lambda plant=plant: plant(cluster), rolls=False)
+                found = "nothing was found"
+            except AssertionError as lost:
+                found = str(lost)
+            passed, failed = passed + (said in found), failed + (said not in found)
+            print(f"{'ok     ' if said in found else 'FAILED '} {kind} planted: {name}: {found[:300]}", flush=True)
         for name, (action, rolls, same) in PHASES.items():
-            if options.only and name not in options.only and name != "load":
+            if options.planted or (options.only and name not in options.only and name != "load"):
                 continue
             began = time.monotonic()
             try:
@@ -546,7 +580,7 @@ def milliseconds(value):
 
 HEAD = ["phase", "store", "seconds", "calls that change, p99 ms", "reads of one, p99 ms", "lists of a namespace, p99 ms",
         "lists of all, p99 ms", "requests to the store, p99 ms", "pods started, p50 s", "p99 s", "store, cores", "store, MB", "kube-apiserver, cores",
-        "other control plane, cores"]
+        "other control plane, cores", "whole machine, cores"]
 
 
 def row(server, one):
@@ -558,7 +592,7 @@ def row(server, one):
     return [one["name"], server, page.shown(one["seconds"]), p99("mutating"), p99("resource"), p99("namespace"), p99("cluster"), p99("store"),
             page.shown(clients["p50"]) if clients else "", page.shown(clients["p99"]) if clients else "",
             page.shown(one["cores"]["store"]), page.shown(one["memory"].get("store", 0)), page.shown(one["cores"]["kube-apiserver"]),
-            page.shown(others)]
+            page.shown(others), page.shown(one["cores"]["machine"])]
 
 
 def draw(options):
@@ -597,6 +631,7 @@ def main():
     parser.add_argument("--patience", type=int, default=900, help="seconds until all pods have to run")
     parser.add_argument("--no-range-stream", dest="range_stream", action="store_false", help="the release lists by Range only, or etcd is older than 3.7")
     parser.add_argument("--only", type=lambda text: text.split(","), help="phases after the first")
+    parser.add_argument("--planted", action="store_true", help="plants losses instead, each of which has to be found")
     parser.add_argument("--work", metavar="DIR", help="where data and logs are, instead of the folder of temporary files")
     parser.add_argument("--keep", action="store_true", help="keeps data and logs")
     parser.add_argument("--results", metavar="FILE", help="to which figures are appended")
@@ -610,6 +645,8 @@ def main():
         os.makedirs(options.build, exist_ok=True)
         for name, package in PROGRAMS:
             build_one(options.build, name, package, f"go-{options.release}.mod" if options.release else "go.mod")
+    # An end from outside ends all processes, too.
+    signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))
     passed = failed = 0
     if options.etcd and not options.draw:
         if not (options.etcdctl and options.mainstay):

@@ -156,8 +156,8 @@ class Plane(Kubernetes):
         super().stop()
 
     def cpu(self):
-        """Seconds of processor time so far, by part."""
-        now = {"store": self.store.cpu(self.store.names), "kubelets": processor_time(self.kubelets.pid)}
+        """Seconds of processor time so far, by part, and of everything on the machine."""
+        now = {"store": self.store.cpu(self.store.names), "kubelets": processor_time(self.kubelets.pid), "machine": busy()}
         with self.lock:
             for name, process in {**self.parts, "kube-apiserver": self.process}.items():
                 try:
@@ -178,6 +178,13 @@ class Plane(Kubernetes):
             return json.loads(text)
         finally:
             connection.close()
+
+
+def busy():
+    """Seconds of processor time that anything on this machine has used, or waited for because a hypervisor took it."""
+    with open("/proc/stat", encoding="ascii") as file:
+        user, nice, system, _, _, interrupts, soft, stolen = map(int, file.readline().split()[1:9])
+    return (user + nice + system + interrupts + soft + stolen) / os.sysconf("SC_CLK_TCK")
 
 
 def resident_mb(pid):
