@@ -578,7 +578,7 @@ def milliseconds(value):
     return "" if value is None else page.shown(value * 1000)
 
 
-HEAD = ["phase", "store", "seconds", "calls that change, p99 ms", "reads of one, p99 ms", "lists of a namespace, p99 ms",
+HEAD = ["phase", "store", "seconds", "objectives missed", "calls that change, p99 ms", "reads of one, p99 ms", "lists of a namespace, p99 ms",
         "lists of all, p99 ms", "requests to the store, p99 ms", "pods started, p50 s", "p99 s", "store, cores", "store, MB", "kube-apiserver, cores",
         "other control plane, cores", "whole machine, cores"]
 
@@ -589,7 +589,7 @@ def row(server, one):
 
     def p99(scope):
         return milliseconds(latency.get(scope, {}).get("p99"))
-    return [one["name"], server, page.shown(one["seconds"]), p99("mutating"), p99("resource"), p99("namespace"), p99("cluster"), p99("store"),
+    return [one["name"], server, page.shown(one["seconds"]), kube_figures.missed(one) or "none", p99("mutating"), p99("resource"), p99("namespace"), p99("cluster"), p99("store"),
             page.shown(clients["p50"]) if clients else "", page.shown(clients["p99"]) if clients else "",
             page.shown(one["cores"]["store"]), page.shown(one["memory"].get("store", 0)), page.shown(one["cores"]["kube-apiserver"]),
             page.shown(others), page.shown(one["cores"]["machine"])]

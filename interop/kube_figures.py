@@ -6,6 +6,8 @@ import math
 import os
 import re
 
+from page import shown
+
 ROOT = os.path.dirname(os.path.dirname(os.path.abspath(__file__)))
 THEME = os.path.join(ROOT, "crates/html-report/assets/theme.css")
 MUTATING = {"POST", "PUT", "PATCH", "DELETE", "APPLY"}
@@ -83,6 +85,20 @@ def latencies(counts):
     return answer
 
 
+def missed(one):
+    """The objectives that a phase missed: pairs of resource and verb by their 99th percentiles, and the start of pods."""
+    found = []
+    for scope, least in OBJECTIVES.items():
+        if scope == "pod":
+            worst, name = one["clients"].get("pod started", {}).get("p99"), "pod start"
+        else:
+            own = one["latency"].get(scope, {})
+            worst, name = own.get("worst_p99"), own.get("worst")
+        if worst is not None and worst > least:
+            found.append(f"{name} {worst:.1f} s")
+    return ", ".join(found)
+
+
 def style():
     """The colours of the console and of the reports, light and dark."""
     with open(THEME, encoding="utf-8") as file:
@@ -120,6 +136,6 @@ def chart(runs, title):
             for at, one in enumerate(values[line]):
                 y = top + (bar + 1) * at
                 out.append(f'<rect class="{["own", "other"][at]}" x="{x}" y="{y}" width="{max(1, width * one / most):.1f}" height="{bar}"/>'
-                           f'<text class="quiet" font-size="11" x="{x + width * one / most + 6:.1f}" y="{y + 10}">{one:,.3g}{unit}</text>')
+                           f'<text class="quiet" font-size="11" x="{x + width * one / most + 6:.1f}" y="{y + 10}">{shown(one)}{unit}</text>')
     out.append("</svg>\n")
     return "\n".join(out)
