@@ -21,7 +21,8 @@ each store named by --first, in turn:
 During all of them but `load` and `steady` every second Deployment is rolled out anew, one after the other for as long as the phase takes. In all of
 them the nodes renew their Leases, and a client creates, changes, reads and lists objects. After each, nothing may be lost or doubled: each
 Deployment has as many pods as it should, running and bound once; pods of the others are the same and untouched; no object is missing or
-new; what was acknowledged is there; every event of the watches was told once and in order; all members have the same HashKV.
+new; what was acknowledged is there; every event of the watches was told once and in order; watches ended only as the API says; all members have the
+same HashKV.
 
 Says the latencies of the SLOs of SIG scalability, and the processor time and memory of all parts. Ends with "N passed, M failed", and
 exit code 1 if M is not 0. Python 3.9+, standard library only; openssl; Go for --build.
@@ -36,6 +37,7 @@ import itertools
 import json
 import os
 import platform
+import re
 import shutil
 import signal
 import subprocess
@@ -62,6 +64,10 @@ MOVING = ("/registry/events/", "/registry/leases/", "/registry/masterleases/", "
           "/registry/pods/", "/registry/replicasets/", "/registry/deployments/", "/registry/peerserverleases/", "/registry/apiserver",
           "/registry/endpointslices/", "/registry/services/endpoints/")
 NAME = "kubernetes"
+# How a watch may end, as the API says: closed by the server, or refused as expired, behind which the objects are listed again.
+DOCUMENTED = {"closed", "expired", "listed", "deleted while no watch was open"}
+# And while kube-apiserver is away.
+UNREACHABLE = re.compile(r"(list )?failed: (connection refused|connection reset|EOF|http2: client connection lost|apiserver is shutting down)$")
 
 
 class Lost(AssertionError):
@@ -422,7 +428,7 @@ class Cluster:
         before, keys = (self.pods(), self.keys()) if same else ({}, {})
         plane.seen("POST", "/begin")
         self.sampler.take()
-        totals, state = {}, plane.seen("GET", "/state")
+        state = plane.seen("GET", "/state")
         scraped, process = kube_figures.buckets(self.scrape()), plane.process.pid
         used, began = plane.cpu(), time.monotonic()
         plane.seen("POST", "/resume")
@@ -439,7 +445,8 @@ class Cluster:
         took, after = time.monotonic() - began, plane.cpu()
         now = kube_figures.buckets(self.scrape())
         # A kube-apiserver that was started meanwhile has counted from nothing.
-        kube_figures.add(totals, kube_figures.between(scraped, now) if plane.process.pid == process else now)
+        restarted = plane.process.pid != process
+        calls = now if restarted else kube_figures.between(scraped, now)
         if same:
             self.same_pods(before, changed)
             self.same_keys(keys, self.keys(), changed)
@@ -448,11 +455,11 @@ class Cluster:
         told = self.written()
         seen, lost = self.no_mistakes()
         self.store.check_hashes()
-        failed = {kind: more for kind, more in ((kind, difference(state["failed"].get(kind, {}), reasons))
-                                                for kind, reasons in seen["failed"].items()) if more}
-        watches = {kind: more for kind, more in ((kind, difference(state["watches"].get(kind, {}), reasons))
-                                                 for kind, reasons in seen["watches"].items()) if more}
-        return {"name": name, "seconds": took, "said": said, "latency": kube_figures.latencies(totals), "clients": plane.seen("GET", "/window"),
+        failed, watches = growth(state["failed"], seen["failed"]), growth(state["watches"], seen["watches"])
+        undocumented = {kind: [how for how in more if how not in DOCUMENTED and not (restarted and UNREACHABLE.match(how))]
+                        for kind, more in watches.items() if kind != "nodes"}
+        check(not any(undocumented.values()), f"watches ended in other ways than the API says: {undocumented}")
+        return {"name": name, "seconds": took, "said": said, "latency": kube_figures.latencies(calls), "clients": plane.seen("GET", "/window"),
                 "cores": {part: (after[part] - used.get(part, 0)) / took for part in after}, "memory": self.sampler.take(),
                 "failed": failed, "watches": watches, "lost_nodes": lost, "acknowledged": told["acknowledged"], "unsure": told["unsure"],
                 "restarts": dict(plane.restarts)}
@@ -484,8 +491,11 @@ PLANTED = {"a lost pod": (without_a_pod, "not as before"), "a lost role": (witho
            "a lost write": (without_an_object, "is lost")}
 
 
-def difference(before, after):
-    return {key: count - before.get(key, 0) for key, count in after.items() if count != before.get(key, 0)}
+def growth(before, after):
+    """What was counted since, by kind and reason."""
+    new = {kind: {how: count - before.get(kind, {}).get(how, 0) for how, count in reasons.items() if count != before.get(kind, {}).get(how, 0)}
+           for kind, reasons in after.items()}
+    return {kind: reasons for kind, reasons in new.items() if reasons}
 
 
 def walk(value):
