@@ -63,7 +63,6 @@ BUMP = 1_000_000
 MOVING = ("/registry/events/", "/registry/leases/", "/registry/masterleases/", "/registry/minions/", "/registry/configmaps/written/",
           "/registry/pods/", "/registry/replicasets/", "/registry/deployments/", "/registry/peerserverleases/", "/registry/apiserver",
           "/registry/endpointslices/", "/registry/services/endpoints/")
-NAME = "kubernetes"
 # How a watch may end, as the API says: closed by the server, or refused as expired, behind which the objects are listed again.
 DOCUMENTED = {"closed", "expired", "listed", "deleted while no watch was open"}
 # And while kube-apiserver is away.
@@ -542,7 +541,7 @@ def run(kind, options):
     cluster, passed, failed = None, 0, 0
     version = subprocess.run([f"{options.programs}/kube-apiserver", "--version"], check=True, capture_output=True, text=True).stdout.split()[-1]
     figures = {"server": kind, "nodes": options.nodes, "pods": options.pods, "kubernetes": version, "date": str(datetime.date.today()),
-               "build": page.commit(options.mainstay), "machine": f"{os.cpu_count()} cores, Linux {platform.release()}", "phases": []}
+               "build": page.commit(options.mainstay), "machine": f"{os.cpu_count()} cores, Linux {'.'.join(platform.release().split('.')[:2])}", "phases": []}
     try:
         cluster = Cluster(kind, options, directory)
         figures["etcd"] = cluster.etcd_release
@@ -617,7 +616,7 @@ def draw(options):
     heading = (f"{page.dated(1, first['build'], first['date'])} Kubernetes {first['kubernetes']}, etcd {first['etcd']}, three members, "
                f"{first['nodes']:,} nodes, {first['pods']:,} pods; {first['machine']}.")
     lines = [row(run["server"], one) for name in PHASES for run in runs for one in run["phases"] if one["name"] == name]
-    page.write_table(options.page, NAME, heading, page.markdown(HEAD, lines))
+    page.write_table(options.page, f"kubernetes {options.nodes} nodes", heading, page.markdown(HEAD, lines))
     if options.chart:
         with open(options.chart, "w", encoding="utf-8") as out:
             out.write(kube_figures.chart(runs, f"Kubernetes {first['kubernetes']} on Mainstay and on etcd {first['etcd']}"))

@@ -401,7 +401,7 @@ kubernetesVersion: {version}
         run("etcd", "local", f"--config={config}")
         run("control-plane", "apiserver", f"--config={config}")
         store, server = manifest("etcd"), manifest("kube-apiserver")
-        check(store["image"].startswith("mainstay:"), f"the patch was not applied: {store['image']}")
+        check("mainstay" in store["image"], f"the patch was not applied: {store['image']}")
         check("runAsUser: 0" in store["text"], "the patch was not applied: the user is not root")
         setting.secured = ["--cacert", f"{CERTIFICATES}/etcd/ca.crt", "--cert", f"{CERTIFICATES}/apiserver-etcd-client.crt",
                            "--key", f"{CERTIFICATES}/apiserver-etcd-client.key"]
