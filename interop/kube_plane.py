@@ -69,14 +69,19 @@ class Plane(Kubernetes):
     def __init__(self, programs, store, directory, nodes):
         self.nodes, self.parts, self.used, self.restarts = nodes, {}, {}, {}
         self.lock, self.ending = threading.Lock(), False
+        self.process = self.kubelets = None
         self.kubelets_port = free_port()
-        super().__init__(programs, store, directory, True)
-        self.expect(201, "POST", "/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "written"}})
-        for name in PARTS:
-            self.start_part(name)
-        self.kubelets = self.spawn("kubelets", [f"{programs}/kubelets", f"--kubeconfig={self.kubeconfig}", f"--nodes={nodes}",
-                                                f"--listen=127.0.0.1:{self.kubelets_port}"])
-        wait_for("the kubelets answer", lambda: self.seen("GET", "/state"))
+        try:
+            super().__init__(programs, store, directory, True)
+            self.expect(201, "POST", "/api/v1/namespaces", {"apiVersion": "v1", "kind": "Namespace", "metadata": {"name": "written"}})
+            for name in PARTS:
+                self.start_part(name)
+            self.kubelets = self.spawn("kubelets", [f"{programs}/kubelets", f"--kubeconfig={self.kubeconfig}", f"--nodes={nodes}",
+                                                    f"--listen=127.0.0.1:{self.kubelets_port}"])
+            wait_for("the kubelets answer", lambda: self.seen("GET", "/state"))
+        except BaseException:
+            self.stop()
+            raise
         threading.Thread(target=self.tend, daemon=True).start()
 
     def spawn(self, name, command):
@@ -102,8 +107,8 @@ class Plane(Kubernetes):
         """Starts again what ended by itself, as the kubelet of a control plane's node does: controllers end when they lose their lease."""
         while not self.ending:
             with self.lock:
-                for name, process in self.parts.items():
-                    if process.poll() is not None:
+                for name, process in list(self.parts.items()):
+                    if process.poll() is not None and not self.ending:
                         self.restarts[name] = self.restarts.get(name, 0) + 1
                         self.start_part(name)
             time.sleep(1)
@@ -143,17 +148,16 @@ class Plane(Kubernetes):
 
     def stop(self):
         self.ending = True
-        for process in [*self.parts.values(), getattr(self, "kubelets", None)]:
-            if process:
-                process.terminate()
-        for process in [*self.parts.values(), getattr(self, "kubelets", None)]:
-            if process:
-                try:
-                    process.wait(20)
-                except subprocess.TimeoutExpired:
-                    process.kill()
-                    process.wait()
-        super().stop()
+        with self.lock:
+            processes = [process for process in [*self.parts.values(), self.kubelets, self.process] if process]
+        for process in processes:
+            process.terminate()
+        for process in processes:
+            try:
+                process.wait(10)
+            except subprocess.TimeoutExpired:
+                process.kill()
+                process.wait()
 
     def cpu(self):
         """Seconds of processor time so far, by part, and of everything on the machine."""
