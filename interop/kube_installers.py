@@ -10,8 +10,9 @@
   kops      etcd-manager: all by environment variables, a member killed and started again as it does, a snapshot restored by
             `etcdutl snapshot restore`, quarantined, with --force-new-cluster
   kubeadm   the manifest of `kubeadm init phase etcd local`, with the patch of packaging/kubernetes for Mainstay; its probes; the
-            kube-apiserver of `kubeadm init phase control-plane`; and, with an etcd beside Mainstay, that cluster moved from etcd to
-            Mainstay, and back (--programs is where kubeadm and kube-apiserver are)
+            kube-apiserver of `kubeadm init phase control-plane`; a second control plane that joins by `kubeadm join phase etcd-join`;
+            and, with an etcd beside Mainstay, that cluster moved from etcd to Mainstay, and back (--programs is where
+            kubeadm and kube-apiserver are)
 
 Needs root: everything runs in namespaces of its own, with the paths and addresses that the installers use. Sources: etcd-io/etcd-operator,
 siderolabs/talos, kubernetes/kops and kubernetes-sigs/etcd-manager as of August 2026; kubeadm is built from its module.
@@ -361,9 +362,9 @@ def kops(setting):
 
 # kubeadm.
 
-def manifest(file):
+def manifest(file, path=None):
     """What a static pod of kubeadm runs: the command, the image and the probes' paths and ports."""
-    with open(f"/etc/kubernetes/manifests/{file}.yaml", encoding="utf-8") as text:
+    with open(path or f"/etc/kubernetes/manifests/{file}.yaml", encoding="utf-8") as text:
         text = text.read()
     command = re.search(r"^  - command:\n((?:    - .*\n)+)", text, re.M)[1]
     probes = {}
@@ -395,6 +396,9 @@ patches: {{directory: {ROOT}/packaging/kubernetes/patches}}
 apiVersion: kubeadm.k8s.io/v1beta4
 kind: ClusterConfiguration
 kubernetesVersion: {version}
+controlPlaneEndpoint: {own}:6443
+# On one machine a connection to an address comes from that address.
+etcd: {{local: {{peerCertSANs: [{own}, {address(1)}]}}}}
 """)
         run("certs", "all", f"--config={config}")
         run("kubeconfig", "super-admin", f"--config={config}")
@@ -439,6 +443,57 @@ kubernetesVersion: {version}
         def create(name):
             kubectl("POST", "/api/v1/namespaces/default/configmaps", {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name},
                                                                       "data": {"of": name}})
+        def joined(program):
+            """A second control plane, with folders of its own, joins as kubeadm does it, and is removed."""
+            run("kubeconfig", "admin", f"--config={config}")
+            for phase in [["upload-config", "all"], ["bootstrap-token"]]:
+                run(*phase, f"--config={config}")
+            # The kubelet mirrors static pods; kubeadm reads the members' addresses from there.
+            for body, path in [({"kind": "ServiceAccount", "metadata": {"name": "default"}}, "serviceaccounts"),
+                               ({"kind": "Pod", "metadata": {"name": "etcd-control-plane", "labels": {"component": "etcd", "tier": "control-plane"},
+                                                             "annotations": {"kubeadm.kubernetes.io/etcd.advertise-client-urls": clients[0]}},
+                                 "spec": {"containers": [{"name": "etcd", "image": "etcd"}]}}, "pods")]:
+                kubectl("POST", f"/api/v1/namespaces/kube-system/{path}", {"apiVersion": "v1", **body})
+            other, shared = f"{setting.directory}/second", ["ca", "front-proxy-ca", "sa", "etcd/ca"]
+            os.makedirs(f"{other}/kubernetes/pki/etcd")
+            os.makedirs(f"{other}/etcd", mode=0o700)
+            for file in shared:
+                for ending in ["key", "pub" if file == "sa" else "crt"]:
+                    shutil.copy(f"{CERTIFICATES}/{file}.{ending}", f"{other}/kubernetes/pki/{file}.{ending}")
+            shutil.copy("/etc/kubernetes/super-admin.conf", f"{setting.directory}/discovery.conf")
+            with open(f"{setting.directory}/join.yaml", "w", encoding="ascii") as out:
+                out.write(f"""apiVersion: kubeadm.k8s.io/v1beta4
+kind: JoinConfiguration
+discovery: {{file: {{kubeConfigPath: {setting.directory}/discovery.conf}}}}
+nodeRegistration: {{name: second, criSocket: "unix:///run/containerd/containerd.sock"}}
+controlPlane: {{localAPIEndpoint: {{advertiseAddress: {address(1)}, bindPort: 6443}}}}
+patches: {{directory: {ROOT}/packaging/kubernetes/patches}}
+""")
+            there = ["unshare", "--mount", "sh", "-c", f"mount --bind {other}/kubernetes /etc/kubernetes && mount --bind {other}/etcd {data} && "
+                     'exec "$@"', "second"]
+
+            def at_second(*arguments):
+                done = subprocess.run([*there, tool, *arguments], capture_output=True, text=True, check=False)
+                check(done.returncode == 0, f"kubeadm {' '.join(arguments)}: {done.stderr[-600:]}")
+                return done.stdout
+            for phase in ["certs", "kubeconfig"]:
+                at_second("join", "phase", "control-plane-prepare", phase, f"--config={setting.directory}/join.yaml")
+            setting.start("join", [tool, "join", "phase", "etcd-join", f"--config={setting.directory}/join.yaml", "--v=1"], prefix=there)
+            path = f"{other}/kubernetes/manifests/etcd.yaml"
+            wait_for("kubeadm has added a learner and written its manifest", lambda: os.path.exists(path) or setting.alive("join"), 60)
+            # Both machines are this one: what listens on its loopback has to go elsewhere.
+            words = [word.replace("https://127.0.0.1:2379,", "").replace("127.0.0.1:2381", "127.0.0.1:2391") for word in manifest("etcd", path)["command"]]
+            setting.start("second", [program, *words[1:]], prefix=there)
+            check(setting.processes["join"].wait(180) == 0, f"kubeadm join phase etcd-join: {setting.log('join')[-800:]}")
+            setting.processes.pop("join")
+            members = setting.members(clients)
+            check(sorted(one["name"] for one in members) == ["control-plane", "second"] and not any(one.get("isLearner") for one in members),
+                  f"members after the join: {members}")
+            setting.healthy(f"https://{address(1)}:2379")
+            identity = next(f"{one['ID']:x}" for one in members if one["name"] == "second")
+            wait_for("the second member is removed", lambda: setting.ctl(clients, "member", "remove", identity), 40)
+            setting.end("second", signal.SIGKILL)
+
         others = dict(one.split("=", 1) for one in options.server)
         etcd = others.get("etcd")
         moving = setting.ours and etcd
@@ -447,6 +502,7 @@ kubernetesVersion: {version}
         wait_for("kube-apiserver is ready", lambda: kubectl("GET", "/readyz") == "ok", 180)
         create("kept-1")
         if not moving:
+            joined(setting.program)
             check(served() == {"kept-1": "kept-1"}, "an object is lost")
             return
         # kubeadm's etcd becomes a member of Mainstay by another image in its manifest, which the kubelet sees.
@@ -455,6 +511,7 @@ kubernetesVersion: {version}
         check("took this member over from etcd" in setting.log("etcd"), "it was not taken over")
         check(served() == {"kept-1": "kept-1"}, "an object is lost by the move")
         create("kept-2")
+        joined(setting.program)
         # And back, by the steps of docs/migration.md.
         setting.end("etcd")
         said = subprocess.run([etcd, "--version"], check=True, capture_output=True, text=True).stdout
