@@ -188,6 +188,9 @@ class Store:
     def check_hashes(self):
         """All members and observers have the same state at the present revision, which it returns."""
         revision = self.revision()
+        for name in self.nodes:
+            # Only then it has applied as much: a hash of the future is refused.
+            self.ctl("get", "none", endpoint=name)
         compacted, told = (), []
         while len(compacted) != 1:
             # kube-apiserver compacts meanwhile, and a hash is of what is left.
