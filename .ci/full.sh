@@ -263,10 +263,12 @@ full_steps() {
     full_step proxy "clients through a gRPC proxy" python3 interop/through_proxy.py --short --server "$mainstay" \
         --proxy "mainstay=$mainstay" --etcdctl "$bin/etcdctl" --interop "$bin/interop" --bench "$mainstay bench"
 
-    full_step build-kube "building kube-apiserver and kubectl" build_kube
+    full_step build-kube "building kube-apiserver, kubectl, a control plane and simulated kubelets" build_kube
     full_step kube "a real kube-apiserver over TLS, on members that are killed" kube --members 3 --auth root
     full_step kube-observers "a real kube-apiserver on observers, which are killed, wiped, and lose their feeders" \
         kube --members 3 --observers 2 --auth root --nodes 10000
+    full_step kube-e2e "a control plane with 500 pods: restarts, kills, moved between etcd and Mainstay, compacted, restored" kube_e2e
+    full_step installers "members as kubeadm, Talos, kops and etcd-operator start them, a cluster of kubeadm moved and moved back" installers
     full_step chromium "chromium is there" has_chromium
     full_step console "the console in a browser" python3 interop/console/console.py --mainstay "$mainstay" --etcd "$etcd"
     full_step session "a slow client, a hot prefix and a full quota, found through the console alone" \

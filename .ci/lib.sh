@@ -246,8 +246,20 @@ observers_history_finds() {
     [ "$bad" -eq 0 ]
 }
 # Some 20 minutes of two cores, and 3 GB of the Go module cache.
-build_kube() { python3 interop/kube_apiserver.py --build "$bin/kube"; }
+build_kube() {
+    python3 interop/kube_apiserver.py --build "$bin/kube" && python3 interop/kube_e2e.py --build "$bin/kube" &&
+        cd interop/kube && go vet ./kubelets && go test ./kubelets
+}
 kube() { python3 interop/kube_apiserver.py --programs "$bin/kube" --server "mainstay=$mainstay" --etcdctl "$bin/etcdctl" "$@"; }
+# At the default size, and then planted losses, which have to be found.
+kube_e2e() {
+    local programs=(--programs "$bin/kube" --etcd "$bin/etcd" --etcdctl "$bin/etcdctl" --mainstay "$mainstay")
+    python3 interop/kube_e2e.py "${programs[@]}" && python3 interop/kube_e2e.py "${programs[@]}" --first mainstay --nodes 20 --pods 200 --planted
+}
+installers() {
+    python3 interop/kube_installers.py --server "mainstay=$mainstay" --server "etcd=$bin/etcd" --etcdctl "$bin/etcdctl" \
+        --etcdutl "$bin/etcdutl" --programs "$bin/kube"
+}
 python_clients() {
     start mainstay "$mainstay" &&
         "$bin/venv/bin/python" interop/python/interop.py "$address"

@@ -217,7 +217,8 @@ def run(page, work, bin_dir, namespaces):
 
 TOOLS = {"mainstay": "", "etcd": "", "etcdctl": "ctl", "etcdutl": "utl", "etcd-bench": "bench", "benchmark": "bench"}
 # Flags that stand alone between backticks and are none of Mainstay's: whose they are.
-OTHERS_FLAGS = {"--no-ttl": "etcdctl migrate of 3.4", "--example": "cargo"}
+OTHERS_FLAGS = {"--no-ttl": "etcdctl migrate of 3.4", "--example": "cargo", "--datastore-endpoint": "k3s", "--cluster-init": "k3s",
+                "--cluster-reset": "k3s"}
 # Commands that etcd's tools had in releases before 3.6 only.
 OLD = {"ctl": {"migrate"}, "ctl snapshot": {"restore"}}
 # Flags and commands that completion does not offer, since etcd's help texts do not have them.

@@ -182,6 +182,24 @@ class Store:
             return status["leader"] == status["header"]["member_id"]
         return sorted(self.names, key=leads)
 
+    def revision(self):
+        return json.loads(self.ctl("get", "none", "-w", "json"))["header"]["revision"]
+
+    def check_hashes(self):
+        """All members and observers have the same state at the present revision, which it returns."""
+        revision = self.revision()
+        for name in self.nodes:
+            # Only then it has applied as much: a hash of the future is refused.
+            self.ctl("get", "none", endpoint=name)
+        compacted, told = (), []
+        while len(compacted) != 1:
+            # kube-apiserver compacts meanwhile, and a hash is of what is left.
+            told = [json.loads(self.ctl("endpoint", "hashkv", "--rev", str(revision), "-w", "json", endpoint=name))[0]["HashKV"]
+                    for name in self.nodes]
+            compacted = {one.get("compact_revision", 0) for one in told}
+        assert len({one["hash"] for one in told}) == 1, told
+        return revision
+
     def export(self, name, mainstay, release):
         """Puts a directory of etcd's in the place of a stopped member's of Mainstay."""
         data = f"{self.directory}/{name}"
