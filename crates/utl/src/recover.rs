@@ -16,6 +16,7 @@ mod report;
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
+use std::hash::RandomState;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
@@ -28,7 +29,7 @@ use machine::Rules;
 use self::forming::{Formed, Order, form, position};
 use self::found::{Found, Kind, Unread, member_name};
 use self::judgement::{Judgement, Relation, settle_copies};
-use self::report::{Report, losses};
+use self::report::{Report, keys_at, losses};
 use crate::max_learners;
 use crate::notice::Notices;
 use crate::session::{Run, Session};
@@ -44,6 +45,9 @@ const BUMP_REVISION: Flag<u64> = Flag::uint(
     "1000000000",
     "by how much to raise the revision, so that none is given out twice; watches from before then end as compacted. 0 keeps it",
 );
+/// Number of revisions that members whose directories are missing may have given out after the newest one that is known:
+/// more than a cluster does in a day. The default of `--bump-revision`.
+const UNKNOWN_REVISIONS: u64 = 1_000_000_000;
 const COPY: Flag<Vec<String>> = Flag::list(
     "copy",
     "",
@@ -203,8 +207,14 @@ fn run_command(session: &mut Session<'_>) -> Result<(), Failure> {
     }
     refuse_twice(&dirs)?;
     let forming = forming(session, rules)?;
-    // The locks keep members from starting until the end of this command.
+    // The locks keep members from starting until the end of this command, and a second cluster from being formed at the
+    // same time.
     let mut locks = Vec::new();
+    if forming.is_some() {
+        for (dir, _) in &dirs {
+            locks.extend(hold_alone(dir)?);
+        }
+    }
     let (mut found, mut unusable) = (Vec::new(), Vec::new());
     for (dir, is_copy) in &dirs {
         locks.extend(hold(dir)?);
@@ -258,6 +268,23 @@ fn hold(dir: &Path) -> Result<Vec<Lock>, Failure> {
     Ok(locks)
 }
 
+/// Locks a directory against other commands that form a cluster from it.
+fn hold_alone(dir: &Path) -> Result<Option<Lock>, Failure> {
+    if !dir.is_dir() {
+        // That is reported when the directory is read.
+        return Ok(None);
+    }
+    match RealDisk.lock(dir) {
+        Ok(lock) => Ok(Some(lock)),
+        Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => Err(Failure::error(format!(
+            "another `mainstay recover --form` is forming a cluster from {}",
+            dir.display()
+        ))),
+        // Some network file systems lock no directories. There the marks keep a second cluster from being formed.
+        Err(_) => Ok(None),
+    }
+}
+
 fn in_use(dir: &Path) -> Failure {
     Failure::error(format!(
         "{} is in use: stop the member that runs on it. If a majority of the members can run, just start them: they need \
@@ -280,7 +307,7 @@ fn report(found: Vec<Found>, unusable: Vec<(PathBuf, String)>, rules: Rules) -> 
             each.collect::<Vec<_>>().join("; ")
         )));
     }
-    let Some(judgement) = Judgement::of(&found) else {
+    let Some(mut judgement) = Judgement::of(&found) else {
         let whys: Vec<String> =
             unusable.iter().map(|(dir, why)| format!("{}: {why}", dir.display())).collect();
         return Err(Failure::error(format!(
@@ -291,7 +318,47 @@ fn report(found: Vec<Found>, unusable: Vec<(PathBuf, String)>, rules: Rules) -> 
     let newest = &found[judgement.newest];
     let mut source = read_again(newest, rules)?;
     let losses = losses(&mut source.stopped, &found, &judgement.relations);
-    Ok(Report { found, unusable, judgement, losses })
+    let mut different = Vec::new();
+    // Ids of the cluster and of members may be the same in two histories, since they follow from names and URLs. What is
+    // committed in both directories has to give the same keys.
+    let seed = RandomState::new();
+    for (at, other) in found.iter().enumerate() {
+        if at == judgement.newest
+            || !(newest.has_log() && other.has_log())
+            || newest.is_corrupt
+            || other.is_corrupt
+            || judgement.contradicting.contains(&at)
+        {
+            continue;
+        }
+        let revision = newest.committed_revision.min(other.committed_revision);
+        if revision < newest.compact_revision.max(other.compact_revision) {
+            continue;
+        }
+        let mut again = read_again(other, rules)?;
+        let (one, two) =
+            (keys_at(&mut source.stopped, revision, &seed), keys_at(&mut again.stopped, revision, &seed));
+        if one.zip(two).is_some_and(|(one, two)| one != two) {
+            judgement.contradict(at);
+            different.push((at, revision));
+        }
+    }
+    Ok(Report { found, unusable, judgement, losses, different })
+}
+
+/// Returns the smallest number by which the revision has to be raised so that no revision that a client may have seen is
+/// given out again, and watches from before end.
+fn bump_min(report: &Report, from: usize) -> u64 {
+    let judgement = &report.judgement;
+    let newest = &report.found[judgement.newest];
+    // A transaction is one entry, and raises the revision by one.
+    let lost = judgement.lost.map_or(0, |lost| lost.0.saturating_sub(newest.last.index.0));
+    let lost = i64::try_from(lost).unwrap_or(i64::MAX);
+    let shown = report.found.iter().map(|found| found.revision.0).max().unwrap_or(0);
+    let seen = shown.max(newest.revision.0.saturating_add(lost));
+    let known = u64::try_from(seen.saturating_sub(report.found[from].revision.0)).unwrap_or(0);
+    let known = if known > 0 { known + 1 } else { 0 };
+    if judgement.is_complete { known } else { known.saturating_add(UNKNOWN_REVISIONS) }
 }
 
 /// Reads a directory once more, for what takes much memory and is needed of one directory only.
@@ -424,6 +491,17 @@ fn form_again(
              seen would be given out again, and their watches would miss events",
         ));
     }
+    let bump_min = bump_min(report, from);
+    if order.bump.unwrap_or(0) < bump_min {
+        if session.matches.is_given(BUMP_REVISION.row()) {
+            return Err(Failure::bad_args(format!(
+                "--bump-revision={} is too small: clients may have seen later revisions, which would be given out again for \
+                 other changes. Leave it out, or give at least {bump_min}",
+                order.bump.unwrap_or(0)
+            )));
+        }
+        order.bump = Some(bump_min);
+    }
     for found in &report.found {
         let Some(to) = &found.formed else { continue };
         // A run that was interrupted leaves its unfinished directory, and may be repeated. A finished one may have been
@@ -473,7 +551,7 @@ fn refuse_doubtful(report: &Report) -> Result<(), Failure> {
     let newest = &report.found[judgement.newest];
     let choose = "choose with --from DIR";
     let refused = |why: String| Err(Failure::error(format!("{why}: {choose}")));
-    if !judgement.contradicting.is_empty() {
+    if !judgement.contradicting.is_empty() || !judgement.estranged.is_empty() {
         return refused("the directories have two histories, as said above".to_owned());
     }
     if newest.is_corrupt {
