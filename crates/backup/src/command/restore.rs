@@ -3,10 +3,11 @@
 use std::path::{Path, PathBuf};
 
 use cli::{Command, Failure, Flag, Progress};
+use disk::{Disk as _, RealDisk};
 use utl::{ClusterOptions, MomentOptions};
 
 use super::{CLUSTER_ID, Call, Run, chain, cluster_of, moment_of, size};
-use crate::fetch::{cache_of, remove_cache, with_objects};
+use crate::fetch::{Cache, cache_of, remove_cache, with_objects};
 use crate::moment::{self, Restored};
 use crate::plan::{Plan, shown};
 use crate::store::Store;
@@ -111,7 +112,15 @@ fn run(call: &mut Call<'_>) -> Result<(), Failure> {
     let store = call.place()?;
     let (cluster, cluster_id) = cluster_of(&*store, given.get(CLUSTER_ID))?;
     let plan = chain(&*store, &cluster).plan(wanted)?;
-    let cache = cache_of(&data_dir);
+    let mut cache = cache_of(&data_dir);
+    if let Some(free) = free_bytes(&data_dir) {
+        let room = Room::of(&plan, store.is_local());
+        room.check(free, &data_dir)?;
+        cache.keeps = room.fits_with_cache(free);
+        if let Some(notice) = room.notice(free, &data_dir) {
+            call.io.err.notice(notice);
+        }
+    }
     let mut facts = (0, 0);
     let restored = utl::restore_moment(options, |work| {
         let Restored { machine, values, time_ms, compared } =
@@ -132,6 +141,70 @@ fn run(call: &mut Call<'_>) -> Result<(), Failure> {
     ))
 }
 
+/// Bytes of disk that a restore needs.
+struct Room {
+    /// The state and the entries after it, which are written as they are.
+    history: u64,
+    /// The state, which is then written again as that of the new member. It may have grown or shrunk since the base.
+    state: u64,
+    /// What is fetched, if it is kept for a second attempt.
+    fetched: u64,
+}
+
+impl Room {
+    fn of(plan: &Plan, is_local: bool) -> Room {
+        Room {
+            history: plan.raw_bytes(),
+            state: plan.base_raw_bytes(),
+            fetched: if is_local { 0 } else { plan.bytes() },
+        }
+    }
+
+    /// Returns an error if the restore certainly cannot be completed.
+    fn check(&self, free: u64, data_dir: &Path) -> Result<(), Failure> {
+        if free >= self.history {
+            return Ok(());
+        }
+        Err(Failure::error(format!(
+            "the disk of {} has {} free, and the restore needs at least {}, probably {}: free space there, or give --data-dir on \
+             another disk",
+            data_dir.display(),
+            size(free),
+            size(self.history),
+            size(self.history.saturating_add(self.state))
+        )))
+    }
+
+    fn fits_with_cache(&self, free: u64) -> bool {
+        free >= self.history.saturating_add(self.state).saturating_add(self.fetched)
+    }
+
+    /// Returns what follows from the space if it is not ample.
+    fn notice(&self, free: u64, data_dir: &Path) -> Option<String> {
+        if self.fits_with_cache(free) {
+            return None;
+        }
+        let mut notice = format!(
+            "The disk of {} has {} free, and the restore needs about {}",
+            data_dir.display(),
+            size(free),
+            size(self.history.saturating_add(self.state))
+        );
+        if self.fetched > 0 {
+            notice.push_str("; what is fetched is not kept there, so a second attempt would fetch it again");
+        }
+        notice.push('\n');
+        Some(notice)
+    }
+}
+
+/// Returns the free bytes of the file system on which a directory is or will be, if they are known.
+fn free_bytes(data_dir: &Path) -> Option<u64> {
+    let whole = std::path::absolute(data_dir).ok()?;
+    let there = whole.ancestors().find(|path| path.exists())?;
+    RealDisk.space(there).ok().map(|space| space.free_bytes)
+}
+
 /// Restores the state of a plan into a working directory.
 pub(super) fn state_of(
     store: &dyn Store,
@@ -139,7 +212,7 @@ pub(super) fn state_of(
     cluster_id: u64,
     plan: &Plan,
     work: &Path,
-    cache: &Path,
+    cache: &Cache,
 ) -> Result<Restored, Trouble> {
     let mut progress = Progress::of_bytes("restoring", Some(plan.bytes()));
     let restored = with_objects(store, cluster, plan, cache, |fetch| {
