@@ -206,6 +206,10 @@ full_steps() {
     full_step build-minio "building MinIO" build_minio
     full_step backup "backups to MinIO under kills and faults, restored to random revisions, for etcd too" \
         python3 interop/backup.py --minio "$bin/minio" --etcd "$etcd" --etcd "$bin/etcd-older" --mainstay "$mainstay"
+    full_step backup-kills "a backup whose processes and members are killed for 20 minutes, restored to random revisions" \
+        python3 interop/backup_kills.py --minio "$bin/minio" --mainstay "$mainstay"
+    full_step lost-members "half an hour of lost members, replaced by the autopilot" \
+        python3 interop/lost_members.py --mainstay "$mainstay"
     full_step migration "each command of docs/migration.md" migration_document
     full_step conformance "etcd's own end-to-end tests, with Mainstay in its place" etcds_own_tests --release 3.7 --suite common --suite e2e
     full_step robustness "etcd's own robustness tests, alone and beside etcd" etcds_own_tests --release 3.7 --suite robustness

@@ -67,7 +67,9 @@ class Writer(threading.Thread):
             begun = time.monotonic()
             key, count = f"k/{generator.randrange(KEYS)}", count + 1
             value = f"{self.number}/{count}/" + "x" * generator.randrange(600)
-            member = self.members[at % len(self.members)]
+            # Members come and go meanwhile.
+            members = list(self.members)
+            member = members[at % len(members)]
             request = urllib.request.Request(f"{member.client}/v3/kv/put",
                                              json.dumps({"key": text(key), "value": text(value)}).encode())
             try:

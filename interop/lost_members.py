@@ -68,7 +68,15 @@ class Cluster:
                        [*FLAGS, "--standby", "--initial-cluster-state=existing"])
         spare.start(waits=False)
         self.members.append(spare)
-        wait_for("the spare is started", lambda: spare.alive() or name in [at for at, _ in (self.listed() or ([], []))[1]])
+
+        def is_started():
+            # As in etcd, a new process ends if the member that it asks has not applied the addition yet.
+            if spare.process.poll() is not None and "member count is unequal" in spare.said():
+                Process.start(spare)
+            spare.alive()
+            return name in [at for at, _ in (self.listed() or ([], []))[1]]
+
+        wait_for("the spare is started", is_started)
 
     def lose(self, generator):
         """Kills a voter for good. Returns its name."""
