@@ -21,7 +21,7 @@ use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use cli::{Command, Failure, Flag, Invocation, Io, Program};
+use cli::{Command, Failure, Flag, Io, Program};
 use config::Url;
 use disk::{Disk as _, Lock, RealDisk};
 use machine::Rules;
@@ -146,30 +146,15 @@ pub fn run(args: &[OsString]) -> ExitCode {
 
 /// Runs the command with the given streams. Returns the exit code.
 pub fn run_in(args: &[OsString], io: &Io) -> u8 {
-    let outcome = match PROGRAM.parse(args, io.text_environment()) {
-        Err(error) => {
-            io.err.notice(format!("Error: {error}\n{}", PROGRAM.usage(&error.path)));
-            return Failure::ERROR;
-        }
-        Ok(Invocation::Help(text)) => io.out.write(text.as_bytes()).map_err(Failure::error),
-        Ok(Invocation::Group(matches)) => {
-            io.out.write(PROGRAM.help(&matches.path).as_bytes()).map_err(Failure::error)
-        }
-        Ok(Invocation::Run(matches, run)) => run.0(&mut Session {
+    PROGRAM.run_in(args, io, |matches, run| {
+        run.0(&mut Session {
             program: &PROGRAM,
-            matches: &matches,
+            matches,
             out: io.out.clone(),
             notices: Notices::new(io),
             clock: io.clock,
-        }),
-    };
-    match outcome {
-        Ok(()) => 0,
-        Err(failure) => {
-            io.err.notice(format!("Error: {failure}\n"));
-            failure.code
-        }
-    }
+        })
+    })
 }
 
 /// The values of `--form` and of the flags that belong to it.
@@ -354,7 +339,13 @@ fn bump_min(report: &Report, from: usize) -> u64 {
     // A transaction is one entry, and raises the revision by one.
     let lost = judgement.lost.map_or(0, |lost| lost.0.saturating_sub(newest.last.index.0));
     let lost = i64::try_from(lost).unwrap_or(i64::MAX);
-    let shown = report.found.iter().map(|found| found.revision.0).max().unwrap_or(0);
+    // Entries that differ from those of the newest log were never committed, unless they are of another history.
+    let is_other = |at: &usize| judgement.contradicting.contains(at) || judgement.estranged.contains(at);
+    let shown = report.found.iter().enumerate().map(|(at, found)| match judgement.relations[at] {
+        Relation::Differs { .. } if !is_other(&at) => found.committed_revision.0,
+        _ => found.revision.0,
+    });
+    let shown = shown.max().unwrap_or(0);
     let seen = shown.max(newest.revision.0.saturating_add(lost));
     let known = u64::try_from(seen.saturating_sub(report.found[from].revision.0)).unwrap_or(0);
     let known = if known > 0 { known + 1 } else { 0 };
@@ -695,8 +686,37 @@ fn said(source: &Found, order: &Order, formed: &Formed) -> String {
 
 #[cfg(test)]
 mod tests {
+    use numbers::Index;
+
+    use super::judgement::tests::member;
+    use super::*;
+
     #[test]
     fn the_table_is_sound() {
-        super::PROGRAM.assert_sound();
+        PROGRAM.assert_sound();
+    }
+
+    #[test]
+    fn the_revision_is_raised_above_all_that_clients_may_have_seen() {
+        let min = |found: Vec<Found>, from: usize| {
+            let judgement = Judgement::of(&found).expect("there are directories");
+            let losses = vec![None; found.len()];
+            bump_min(&Report { found, unusable: Vec::new(), judgement, losses, different: Vec::new() }, from)
+        };
+        // Revisions are equal to indexes here.
+        let (one, two) = (member(1, &[(1, 1)], 20, 5), member(2, &[(1, 1)], 24, 5));
+        assert_eq!(min(vec![one.clone(), two.clone()], 1), 0, "no acknowledged write is missing");
+        assert_eq!(min(vec![one.clone(), two], 0), 5, "a watch from revision 25 on has to end");
+        assert_eq!(min(vec![one.clone()], 0), UNKNOWN_REVISIONS);
+        let heard = Found { heard: Index(30), ..one.clone() };
+        assert_eq!(min(vec![heard], 0), UNKNOWN_REVISIONS + 11, "entries 21 to 30 are lost");
+        // What the old leader never committed was told to nobody.
+        let tail = member(1, &[(1, 1)], 90, 5);
+        let later = member(2, &[(1, 1), (11, 2)], 24, 5);
+        assert_eq!(min(vec![tail, later], 1), 0);
+        // The old cluster has gone on beside the one that was begun with one of its members.
+        let alone = Found { voters: vec![vec![1]], ..member(1, &[(1, 1), (11, 5)], 15, 15) };
+        let others = member(2, &[(1, 1), (11, 2)], 40, 10);
+        assert_eq!(min(vec![alone, others], 0), UNKNOWN_REVISIONS + 26);
     }
 }
