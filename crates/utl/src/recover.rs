@@ -454,6 +454,21 @@ fn form_again(
             Failure::bad_args(format!("--from {} is none of the directories that can be used", dir.display()))
         })?,
     };
+    for found in &report.found {
+        let Some(to) = &found.formed else { continue };
+        // A run that was interrupted leaves its unfinished directory, and may be repeated. A finished one may have been
+        // moved since, or may be on another host, so its absence proves nothing.
+        let was_interrupted =
+            is_same_path(to, &order.data_dir) && Target::making_of(to).is_ok_and(|making| making.exists());
+        if !forms_again && !was_interrupted {
+            return Err(Failure::error(format!(
+                "a cluster was already formed from {} in {}: start that one, wherever it is now; or, if no member was ever \
+                 started on it, remove it and give --form-again",
+                found.dir.display(),
+                to.display()
+            )));
+        }
+    }
     let is_chosen = session.matches.is_given(FROM.row());
     let source = &report.found[from];
     if !is_chosen {
@@ -492,21 +507,6 @@ fn form_again(
             )));
         }
         order.bump = Some(bump_min);
-    }
-    for found in &report.found {
-        let Some(to) = &found.formed else { continue };
-        // A run that was interrupted leaves its unfinished directory, and may be repeated. A finished one may have been
-        // moved since, or may be on another host, so its absence proves nothing.
-        let was_interrupted =
-            is_same_path(to, &order.data_dir) && Target::making_of(to).is_ok_and(|making| making.exists());
-        if !forms_again && !was_interrupted {
-            return Err(Failure::error(format!(
-                "a cluster was already formed from {} in {}: start that one, wherever it is now; or, if no member was ever \
-                 started on it, remove it and give --form-again",
-                found.dir.display(),
-                to.display()
-            )));
-        }
     }
     let marked: Vec<&Found> = match marks {
         true => report.found.iter().filter(|found| matches!(found.kind, Kind::Member | Kind::Copy)).collect(),
