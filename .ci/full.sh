@@ -164,6 +164,10 @@ try_release() {
 }
 # etcd's own tests, from the module proxy, with Mainstay in the place of etcd; the robustness tests run apart.
 etcds_own_tests() { python3 interop/conformance.py --mainstay "$mainstay" --work "$full_dir/conformance" "$@"; }
+backup_figures() {
+    python3 interop/backup_figures.py shipping --mainstay "$mainstay" &&
+        python3 interop/backup_figures.py restore --mainstay "$mainstay"
+}
 one_load() {
     build_systems_once && "$bin/systems" --server "mainstay=$mainstay" --server "etcd=$bin/etcd" --seconds 1 --runs 1 --keys 500 --fill 1000
 }
@@ -246,6 +250,11 @@ full_steps() {
     full_step build-minio "building MinIO" build_minio
     full_step backup "backups to MinIO under kills and faults, restored to random revisions, for etcd too" \
         python3 interop/backup.py --minio "$bin/minio" --etcd "$etcd" --etcd "$bin/etcd-older" --mainstay "$mainstay"
+    full_step backup-kills "a backup whose processes and members are killed for 20 minutes, restored to random revisions" \
+        python3 interop/backup_kills.py --minio "$bin/minio" --mainstay "$mainstay"
+    full_step backup-figures "lag and cost of a backup; ten gigabytes restored to random revisions" backup_figures
+    full_step lost-members "half an hour of lost members, replaced by the autopilot" \
+        python3 interop/lost_members.py --mainstay "$mainstay"
     full_step migration "each command of docs/migration.md" migration_document
     full_step conformance "etcd's own end-to-end tests, with Mainstay in its place" etcds_own_tests --release 3.7 --suite common --suite e2e
     full_step robustness "etcd's own robustness tests, alone and beside etcd" etcds_own_tests --release 3.7 --suite robustness

@@ -1,5 +1,5 @@
 #!/usr/bin/env python3
-"""Continuous backup to a real S3 server (MinIO): of a cluster of Mainstay, whose members and whose shipper are killed (-9) again and
+"""Continuous backup to a real S3 server (MinIO or versitygw): of a cluster of Mainstay, whose members and whose shipper are killed (-9) again and
 again under load, and of a real etcd; with faults between the shipper and the server (slow, cut, 503, lost answers, a bucket that is
 gone, credentials that are rotated). Random revisions are restored, and HashKV and every key must be those that the source had; real
 etcd serves a restored directory.
@@ -198,26 +198,36 @@ class Bench:
     def __init__(self, arguments, directory):
         self.mainstay, self.directory = arguments.mainstay, directory
         port = free_port()
-        environment = {"MINIO_ROOT_USER": KEYS["AWS_ACCESS_KEY_ID"], "MINIO_ROOT_PASSWORD": KEYS["AWS_SECRET_ACCESS_KEY"]}
-        self.server = Process(directory, "minio", [arguments.minio, "server", directory / "minio", "--address", f"127.0.0.1:{port}"],
-                              environment).start()
+        self.buckets = directory / "minio"
+        self.buckets.mkdir()
+        user, secret = KEYS["AWS_ACCESS_KEY_ID"], KEYS["AWS_SECRET_ACCESS_KEY"]
+        if arguments.minio:
+            command = [arguments.minio, "server", self.buckets, "--address", f"127.0.0.1:{port}"]
+            environment = {"MINIO_ROOT_USER": user, "MINIO_ROOT_PASSWORD": secret}
+        else:
+            command = [arguments.versitygw, "--quiet", "--port", f"127.0.0.1:{port}", "posix", self.buckets]
+            environment = {"ROOT_ACCESS_KEY": user, "ROOT_SECRET_KEY": secret}
+        self.server = Process(directory, "s3", command, environment).start()
         self.faults = Faults(port)
         # Whoever restores asks the server itself.
         self.environment = {**KEYS, "AWS_REGION": "us-east-1", "AWS_ENDPOINT_URL": f"http://127.0.0.1:{port}"}
         self.port = port
-        wait_for("MinIO serves", self.serves)
+        wait_for("the S3 server serves", self.serves)
 
     def serves(self):
         self.server.alive()
         try:
-            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/minio/health/live", timeout=5):
+            with urllib.request.urlopen(f"http://127.0.0.1:{self.port}/", timeout=5):
                 return True
-        except (OSError, urllib.error.HTTPError):
+        except urllib.error.HTTPError as error:
+            # Without credentials it refuses, and serves.
+            return error.code == 403
+        except OSError:
             return False
 
     def bucket(self, name):
-        """A bucket is a directory of MinIO's only disk."""
-        (self.directory / "minio" / name).mkdir()
+        """A bucket is a directory of the S3 server's only disk."""
+        (self.buckets / name).mkdir()
         return f"s3://{name}/of-tests"
 
     def shipper(self, name, to, *flags, environment=None):
@@ -378,7 +388,7 @@ def refusals(bench, member):
     bench.faults.kinds = []
     bench.bucket("later")
     revision = member.hash()[0]
-    wait_for("the backup goes on", lambda: shipper.alive() or (bench.directory / "minio/later/of-tests").is_dir())
+    wait_for("the backup goes on", lambda: shipper.alive() or (bench.buckets / "later/of-tests").is_dir())
     bench.wait_shipped(to, revision, shipper)
     shipper.stop()
     said = bench.run("utl", "snapshot", "restore", to, "--to-revision=99999999", f"--data-dir={bench.directory / 'x'}", fails=True)
@@ -390,7 +400,9 @@ def refusals(bench, member):
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mainstay", required=True, help="the program mainstay")
-    parser.add_argument("--minio", required=True, help="the program minio")
+    server = parser.add_mutually_exclusive_group(required=True)
+    server.add_argument("--minio", help="the program minio")
+    server.add_argument("--versitygw", help="the program versitygw")
     parser.add_argument("--etcd", action="append", default=[], help="a program etcd; may be given several times")
     parser.add_argument("--rounds", type=int, default=60, help="rounds of changes")
     parser.add_argument("--keep", action="store_true", help="keep the directory")

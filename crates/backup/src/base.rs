@@ -14,16 +14,17 @@ const CHUNK_BYTES: usize = 8 << 20;
 /// Maximum number of bytes of a chunk before compression that is read, which bounds the memory for it.
 const CHUNK_BYTES_MAX: u64 = 64 << 20;
 
-/// Writes the whole state of a source.
+/// Writes the whole state of a source. `mark` is part of the names of its objects: no two bases have an object in common,
+/// so that whoever deletes an old one leaves the new one whole, also while it is being written.
 ///
 /// # Errors
 ///
 /// Returns the error of the store or the source.
-pub fn write(store: &dyn Store, cluster: &str, source: &dyn Source) -> Result<Base, Trouble> {
+pub fn write(store: &dyn Store, cluster: &str, source: &dyn Source, mark: &str) -> Result<Base, Trouble> {
     let mut chunks = Vec::new();
     let mut open = BytesMut::with_capacity(CHUNK_BYTES + (1 << 20));
     let mut put = |raw: &[u8]| {
-        let object = Object::put(store, cluster, compress(raw).into())?;
+        let object = Object::put_as(store, cluster, compress(raw).into(), mark)?;
         chunks.push(Chunk { object, raw_bytes: raw.len() as u64 });
         Ok(())
     };

@@ -2,13 +2,16 @@
 
 use bytes::Bytes;
 
-use crate::manifest::{Catalog, FORMAT, Manifest, Part};
+use crate::manifest::{Catalog, EarlierEpochs, EpochList, FORMAT, Manifest, Part};
 use crate::object::sha256;
 use crate::store::{Creation, Store};
 use crate::trouble::{Fault, Trouble};
 
 /// Highest index and number that is accepted: half of the range, so that sums cannot overflow.
 const NUMBER_MAX: u64 = u64::MAX / 2;
+
+/// Maximum number of newest manifests that are skipped because they are damaged.
+const DAMAGED_MAX: usize = 8;
 
 /// The chain of one cluster in a store.
 #[derive(Clone, Copy)]
@@ -32,6 +35,16 @@ pub struct Head {
     pub parts: Vec<Part>,
     /// Number of parts that the catalog lists.
     pub in_catalog: usize,
+    /// Manifests after [`Head::manifest`] that are there and cannot be read: number and what is wrong. What they had is
+    /// not known.
+    pub damaged: Vec<(u64, String)>,
+}
+
+impl Head {
+    /// Returns the number of the newest manifest, also if it cannot be read.
+    pub fn newest(&self) -> u64 {
+        self.damaged.last().map_or(self.manifest.sequence, |(number, _)| *number)
+    }
 }
 
 /// Result of [`Chain::append`].
@@ -119,11 +132,18 @@ impl<'s> Chain<'s> {
         let mut objects = chunks
             .chain(manifest.parts.iter().map(|part| &part.object))
             .chain(manifest.catalog.iter().map(|catalog| &catalog.object))
-            .chain(manifest.epochs.iter().map(|epoch| &epoch.catalog));
+            .chain(manifest.epochs.iter().map(|epoch| &epoch.catalog))
+            .chain(manifest.earlier.iter().map(|earlier| &earlier.object));
+        let skipped = manifest.skipped.len() as u64;
+        let skips_those_before =
+            skipped < sequence && (sequence - skipped..sequence).eq(manifest.skipped.iter().copied());
         let positions = [manifest.at.index, manifest.sequence].into_iter();
         let indexes = manifest.parts.iter().flat_map(|part| [part.first, part.at.index]);
         let is_high = |number: u64| number > NUMBER_MAX;
-        if !objects.all(crate::object::Object::is_sound) || positions.chain(indexes).any(is_high) {
+        if !objects.all(crate::object::Object::is_sound)
+            || positions.chain(indexes).any(is_high)
+            || !skips_those_before
+        {
             return Err(Trouble::damaged(&name, "has a name or a number that no backup has"));
         }
         Ok((manifest, sha256(&data)))
@@ -149,15 +169,76 @@ impl<'s> Chain<'s> {
         Ok(catalog)
     }
 
-    /// Returns the newest manifest with the parts of its epoch; `None` if there is no manifest. The links of the
-    /// manifests that are read are verified.
+    /// Returns the list of epochs that are before those of a manifest.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of the store, or that the list is damaged or belongs elsewhere.
+    pub fn epoch_list(&self, earlier: &EarlierEpochs) -> Result<EpochList, Trouble> {
+        let data = earlier.object.get(self.store, self.cluster)?;
+        let name = self.full(&earlier.object.name);
+        let list: EpochList = serde_json::from_slice(&data)
+            .map_err(|error| Trouble::damaged(&name, format!("cannot be read: {error}")))?;
+        let numbers: Vec<u64> = list.epochs.iter().map(|epoch| epoch.sequence).collect();
+        let is_sorted = numbers.is_sorted() && numbers.last() == Some(&earlier.through);
+        let is_before = list.earlier.as_ref().is_none_or(|before| numbers.first() > Some(&before.through));
+        let objects = list.epochs.iter().map(|epoch| &epoch.catalog);
+        let mut objects = objects.chain(list.earlier.iter().map(|earlier| &earlier.object));
+        if list.format != FORMAT
+            || list.cluster != self.cluster
+            || !(is_sorted && is_before && objects.all(crate::object::Object::is_sound))
+        {
+            return Err(Trouble::damaged(&name, "is not the list of the epochs before"));
+        }
+        Ok(list)
+    }
+
+    /// Returns the newest manifest that can be read, and its digest, and the damaged ones after it.
+    #[expect(clippy::type_complexity)]
+    fn newest_readable(&self, newest: u64) -> Result<(Manifest, String, Vec<(u64, String)>), Trouble> {
+        let (mut damaged, mut first) = (Vec::new(), None);
+        for number in (1..=newest).rev().take(DAMAGED_MAX + 1) {
+            match self.read(number) {
+                Ok((manifest, digest)) => {
+                    damaged.reverse();
+                    return Ok((manifest, digest, damaged));
+                }
+                // One that is missing proves nothing about those before it.
+                Err(trouble) if trouble.fault == Fault::Damaged => {
+                    let is_there = self.store.size(&self.full(&Manifest::name(number)))?.is_some();
+                    damaged.push((number, trouble.text.clone()));
+                    first.get_or_insert(trouble);
+                    if !is_there {
+                        break;
+                    }
+                }
+                Err(trouble) => return Err(trouble),
+            }
+        }
+        Err(first.unwrap_or_else(|| Trouble::damaged(&self.full(&Manifest::name(newest)), "is missing")))
+    }
+
+    /// Returns the newest manifest that can be read, with the parts of its epoch; `None` if there is no manifest. The
+    /// links of the manifests that are read are verified.
     ///
     /// # Errors
     ///
     /// Returns the error of the store, or what is damaged.
     pub fn head(&self) -> Result<Option<Head>, Trouble> {
         let Some(newest) = self.newest()? else { return Ok(None) };
-        let (manifest, digest) = self.read(newest)?;
+        let (mut manifest, digest, damaged) = self.newest_readable(newest)?;
+        let catalog = match &manifest.catalog {
+            Some(known) => match self.catalog(&known.object, manifest.epoch) {
+                Ok(catalog) => Some(catalog.parts),
+                // The manifests before still name the parts from which those of the catalog were merged.
+                Err(trouble) if trouble.fault == Fault::Damaged => {
+                    manifest.catalog = None;
+                    None
+                }
+                Err(trouble) => return Err(trouble),
+            },
+            None => None,
+        };
         let through =
             manifest.catalog.as_ref().map_or(manifest.epoch.saturating_sub(1), |known| known.through);
         // Parts of the manifests after the catalog, the newest first.
@@ -172,16 +253,11 @@ impl<'s> Chain<'s> {
             }
             next = before;
         }
-        let mut parts = match &manifest.catalog {
-            Some(known) => {
-                // The manifest of the newest number that the catalog covers is not read: its parts are in there.
-                if next.sequence <= known.through {
-                    later.pop();
-                }
-                self.catalog(&known.object, manifest.epoch)?.parts
-            }
-            None => Vec::new(),
-        };
+        if manifest.catalog.as_ref().is_some_and(|known| next.sequence <= known.through) {
+            // The manifest of the newest number that the catalog covers is not needed: its parts are in there.
+            later.pop();
+        }
+        let mut parts = catalog.unwrap_or_default();
         let in_catalog = parts.len();
         parts.extend(later.into_iter().rev().flatten());
         let first = match first {
@@ -191,16 +267,17 @@ impl<'s> Chain<'s> {
         if first.base.is_none() {
             return Err(Trouble::damaged(&self.full(&Manifest::name(manifest.epoch)), "has no base"));
         }
-        Ok(Some(Head { manifest, digest, first, parts, in_catalog }))
+        Ok(Some(Head { manifest, digest, first, parts, in_catalog, damaged }))
     }
 
-    /// Returns the manifest before another one, whose link to it is verified.
+    /// Returns the manifest before another one and those that it skips. The link is verified.
     ///
     /// # Errors
     ///
     /// Returns the error of the store, or that the link is broken.
     pub fn before(&self, manifest: &Manifest) -> Result<Manifest, Trouble> {
-        let (before, digest) = self.read(manifest.sequence.saturating_sub(1))?;
+        let (before, digest) =
+            self.read(manifest.sequence.saturating_sub(1 + manifest.skipped.len() as u64))?;
         if digest != manifest.previous {
             return Err(Trouble::damaged(
                 &self.full(&Manifest::name(before.sequence)),

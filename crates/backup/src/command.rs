@@ -12,7 +12,7 @@ use std::ffi::OsString;
 use std::process::ExitCode;
 use std::sync::Arc;
 
-use cli::{Command, Failure, Flag, Invocation, Io, Matches, Program};
+use cli::{Command, Failure, Flag, Io, Matches, Program};
 use stdx::calendar::parse_rfc3339;
 
 use crate::chain::{Chain, clusters};
@@ -76,26 +76,7 @@ pub fn run(args: &[OsString]) -> ExitCode {
 
 /// Runs a command with the given streams. Returns the exit code.
 pub fn run_in(args: &[OsString], io: &Io) -> u8 {
-    let outcome = match PROGRAM.parse(args, io.text_environment()) {
-        Err(error) => {
-            io.err.notice(format!("Error: {error}\n{}", PROGRAM.usage(&error.path)));
-            return Failure::ERROR;
-        }
-        Ok(Invocation::Help(text)) => io.out.write(text.as_bytes()).map_err(Failure::error),
-        Ok(Invocation::Group(matches)) => {
-            io.out.write(PROGRAM.help(&matches.path).as_bytes()).map_err(Failure::error)
-        }
-        Ok(Invocation::Run(matches, run)) => run.0(&mut Call { matches: &matches, io }),
-    };
-    match outcome {
-        Ok(()) => 0,
-        Err(failure) => {
-            if failure.text.is_some() {
-                io.err.notice(format!("Error: {failure}\n"));
-            }
-            failure.code
-        }
-    }
+    PROGRAM.run_in(args, io, |matches, run| run.0(&mut Call { matches, io }))
 }
 
 /// Returns the words of the command of `mainstay backup` for those of `mainstay utl`, if they name a backup: `snapshot

@@ -27,16 +27,26 @@ type Got = Result<Bytes, Trouble>;
 pub struct Fetch<'s> {
     store: &'s dyn Store,
     cluster: &'s str,
-    cache: Option<&'s Path>,
+    cache: Option<&'s Cache>,
     /// Objects that threads fetch, in the order in which they are wanted.
     ahead: VecDeque<(Object, Receiver<Got>)>,
 }
 
-/// Returns the path of the directory in which a restore keeps what it fetches.
-pub fn cache_of(data_dir: &Path) -> PathBuf {
+/// A directory in which a restore keeps what it fetches.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Cache {
+    /// The directory.
+    pub path: PathBuf,
+    /// True if objects stay there after they were used. Otherwise only those that an earlier restore has kept are used,
+    /// and each is deleted with its use, so that the disk need not hold them beside the state.
+    pub keeps: bool,
+}
+
+/// Returns the directory in which a restore into `data_dir` keeps what it fetches.
+pub fn cache_of(data_dir: &Path) -> Cache {
     let mut name = data_dir.as_os_str().to_owned();
     name.push(".backup-cache");
-    name.into()
+    Cache { path: name.into(), keeps: true }
 }
 
 /// Removes the directory in which a restore has kept what it fetched.
@@ -44,10 +54,10 @@ pub fn cache_of(data_dir: &Path) -> PathBuf {
 /// # Errors
 ///
 /// Returns the error of the operating system.
-pub fn remove_cache(cache: &Path) -> Result<(), Trouble> {
-    match fs::remove_dir_all(cache) {
+pub fn remove_cache(cache: &Cache) -> Result<(), Trouble> {
+    match fs::remove_dir_all(&cache.path) {
         Err(error) if error.kind() != io::ErrorKind::NotFound => {
-            Err(Trouble::new(Fault::Refused, format!("cannot remove {}: {error}", cache.display())))
+            Err(Trouble::new(Fault::Refused, format!("cannot remove {}: {error}", cache.path.display())))
         }
         _ => Ok(()),
     }
@@ -62,15 +72,15 @@ pub fn with_objects<T>(
     store: &dyn Store,
     cluster: &str,
     plan: &Plan,
-    cache: &Path,
+    cache: &Cache,
     work: impl FnOnce(&mut Fetch<'_>) -> Result<T, Trouble>,
 ) -> Result<T, Trouble> {
     if store.is_local() {
         return work(&mut Fetch { store, cluster, cache: None, ahead: VecDeque::new() });
     }
-    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(cache);
+    let made = fs::DirBuilder::new().recursive(true).mode(0o700).create(&cache.path);
     made.map_err(|error| {
-        Trouble::new(Fault::Refused, format!("cannot create {}: {error}", cache.display()))
+        Trouble::new(Fault::Refused, format!("cannot create {}: {error}", cache.path.display()))
     })?;
     let chunks = plan.base.chunks.iter().map(|chunk| &chunk.object);
     let objects = chunks.chain(plan.parts.iter().map(|part| &part.object));
@@ -124,16 +134,20 @@ impl Fetch<'_> {
     }
 }
 
-fn fetch(store: &dyn Store, cluster: &str, cache: Option<&Path>, object: &Object) -> Got {
-    let path = cache.map(|cache| cache.join(&object.sha256));
+fn fetch(store: &dyn Store, cluster: &str, cache: Option<&Cache>, object: &Object) -> Got {
+    let path = cache.map(|cache| cache.path.join(&object.sha256));
     if let Some(path) = &path
         && let Ok(data) = fs::read(path)
         && object.check(&data).is_ok()
     {
+        if cache.is_some_and(|cache| !cache.keeps) {
+            // An error is ignored: the file is removed with the directory.
+            let _ = fs::remove_file(path);
+        }
         return Ok(data.into());
     }
     let data = patiently(|| object.get(store, cluster))?;
-    if let Some(path) = path {
+    if let Some(path) = path.filter(|_| cache.is_some_and(|cache| cache.keeps)) {
         let making = path.with_extension("new");
         let write = || -> io::Result<()> {
             let mut file =

@@ -53,7 +53,7 @@ pub mod store;
 mod trouble;
 
 pub use collector::Collector;
-pub use fetch::{cache_of, remove_cache, with_objects};
+pub use fetch::{Cache, cache_of, remove_cache, with_objects};
 pub use own_id::own_id;
 pub use queue::{Queue, Start, Waiting};
 pub use trouble::{Fault, Trouble};

@@ -7,7 +7,8 @@
 //!
 //! The manifests of a cluster are numbered from 1 and form one chain: each is created only if none of its number
 //! exists, and has the digest of the one before. So whoever appends a manifest has read the one before it, and of
-//! two processes that append the same number one fails and reads what the other has written.
+//! two processes that append the same number one fails and reads what the other has written. If the newest manifest
+//! is damaged, the next one follows the one before it, and says which numbers it skips.
 //!
 //! An *epoch* begins with a manifest that has a base, which is the whole state after one entry. The manifests of an
 //! epoch add parts, which continue the entries of the base without a gap. A *catalog* lists the parts of an epoch up
@@ -131,6 +132,31 @@ pub struct Epoch {
     pub catalog: Object,
 }
 
+/// Epochs before those that a manifest lists itself.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EarlierEpochs {
+    /// The object with an [`EpochList`].
+    pub object: Object,
+    /// Number of the manifest that begins the last of them.
+    pub through: u64,
+}
+
+/// A list of epochs that grew too long for a manifest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct EpochList {
+    /// Version of the format.
+    pub format: u32,
+    /// Id of the cluster in hexadecimal.
+    pub cluster: String,
+    /// The epochs, the oldest first.
+    pub epochs: Vec<Epoch>,
+    /// Epochs before these.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub earlier: Option<EarlierEpochs>,
+}
+
 /// A catalog and how far it reaches.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -167,6 +193,10 @@ pub struct Manifest {
     pub sequence: u64,
     /// SHA-256 of the manifest before; empty in the first.
     pub previous: String,
+    /// Numbers right before this one whose manifests could not be read when this one was written. They count for nothing:
+    /// `previous` is the digest of the manifest before them, and what they had is in this manifest and those after it.
+    #[serde(default, skip_serializing_if = "Vec::is_empty")]
+    pub skipped: Vec<u64>,
     /// Number of the manifest that begins the epoch of this one.
     pub epoch: u64,
     /// Id of the process' data directory that has written the manifest.
@@ -187,9 +217,12 @@ pub struct Manifest {
     /// The base, in the first manifest of an epoch.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub base: Option<Base>,
-    /// All epochs before, in the first manifest of an epoch.
+    /// The last epochs before, in the first manifest of an epoch.
     #[serde(default, skip_serializing_if = "Vec::is_empty")]
     pub epochs: Vec<Epoch>,
+    /// Epochs before [`Manifest::epochs`], if there are more than a manifest lists.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub earlier: Option<EarlierEpochs>,
     /// Reason why moments before the base cannot be restored, in the first manifest of an epoch after which entries
     /// are missing.
     #[serde(default, skip_serializing_if = "Option::is_none")]

@@ -11,6 +11,9 @@ use crate::trouble::{Fault, Trouble};
 /// store has cut it, the next name is used.
 const NAMES_MAX: usize = 10;
 
+/// Maximum number of digits of the mark in a name.
+const MARK_DIGITS_MAX: usize = 16;
+
 /// Reference to an object in a store.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(deny_unknown_fields)]
@@ -40,10 +43,24 @@ impl Object {
     ///
     /// Returns the error of the store.
     pub fn put(store: &dyn Store, cluster: &str, data: Bytes) -> Result<Object, Trouble> {
+        Object::put_as(store, cluster, data, "")
+    }
+
+    /// Stores some bytes like [`Object::put`], under a name that only objects with the same mark have. `mark` is at most
+    /// 16 hexadecimal digits.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of the store.
+    pub fn put_as(store: &dyn Store, cluster: &str, data: Bytes, mark: &str) -> Result<Object, Trouble> {
         let sha256 = sha256(&data);
         let bytes = data.len() as u64;
         for number in 0..NAMES_MAX {
-            let suffix = if number == 0 { String::new() } else { format!("-{number}") };
+            let suffix = match (mark, number) {
+                ("", 0) => String::new(),
+                (mark, 0) => format!("-{mark}"),
+                (mark, number) => format!("-{mark}{number}"),
+            };
             let name = format!("data/{}/{sha256}{suffix}", &sha256[..2]);
             let full = format!("{cluster}/{name}");
             match store.create(&full, data.clone())? {
@@ -86,7 +103,11 @@ impl Object {
             return false;
         };
         let (digest, number) = name.split_once('-').unwrap_or((name, "1"));
-        hex(directory, 2) && hex(digest, 64) && hex(&self.sha256, 64) && number.len() == 1 && hex(number, 1)
+        hex(directory, 2)
+            && hex(digest, 64)
+            && hex(&self.sha256, 64)
+            && (1..=MARK_DIGITS_MAX + 1).contains(&number.len())
+            && hex(number, number.len())
     }
 
     /// Returns an error that says how the bytes differ from those of the object.

@@ -5,7 +5,7 @@ use std::time::{Duration, UNIX_EPOCH};
 use stdx::calendar::format_rfc3339;
 
 use crate::chain::{Chain, Head};
-use crate::manifest::{Base, Part, Position};
+use crate::manifest::{Base, Epoch, Part, Position};
 use crate::trouble::{Fault, Trouble};
 
 /// The moment that is wanted.
@@ -35,6 +35,18 @@ pub struct Plan {
 }
 
 impl Plan {
+    /// Returns the number of bytes of the state and of the entries after it, before compression: a restore writes them to
+    /// the disk, and then the part of them that is still the state a second time.
+    pub fn raw_bytes(&self) -> u64 {
+        let parts = self.parts.iter().map(|part| part.raw_bytes);
+        self.base_raw_bytes().saturating_add(parts.fold(0, u64::saturating_add))
+    }
+
+    /// Returns the number of bytes of the base before compression.
+    pub fn base_raw_bytes(&self) -> u64 {
+        self.base.chunks.iter().map(|chunk| chunk.raw_bytes).fold(0, u64::saturating_add)
+    }
+
     /// Returns the number of bytes of all objects of the plan.
     pub fn bytes(&self) -> u64 {
         self.base.bytes() + self.parts.iter().map(|part| part.object.bytes).sum::<u64>()
@@ -76,11 +88,34 @@ impl Chain<'_> {
         })
     }
 
-    /// Returns the numbers and ends of all epochs that were not pruned, the oldest first, the present one last.
-    pub fn epochs(&self, head: &Head) -> Vec<(u64, Position, Position)> {
+    /// Returns all epochs before the present one, the oldest first. Some may have been pruned.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of the store, or what is damaged.
+    pub fn closed_epochs(&self, head: &Head) -> Result<Vec<Epoch>, Trouble> {
+        let oldest = self.oldest(head)?;
+        let mut lists = vec![head.first.epochs.clone()];
+        let mut earlier = head.first.earlier.clone();
+        // Each list is of smaller numbers than the one before, so this ends.
+        while let Some(before) = earlier.filter(|before| before.through >= oldest) {
+            let list = self.epoch_list(&before)?;
+            lists.push(list.epochs);
+            earlier = list.earlier;
+        }
+        Ok(lists.into_iter().rev().flatten().collect())
+    }
+
+    /// Returns the numbers and ends of all epochs, the oldest first, the present one last. Some may have been pruned.
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of the store, or what is damaged.
+    pub fn epochs(&self, head: &Head) -> Result<Vec<(u64, Position, Position)>, Trouble> {
         let from = |base: Option<&Base>| base.map_or_else(Position::default, |base| base.at);
-        let before = head.first.epochs.iter().map(|epoch| (epoch.sequence, epoch.from, epoch.to));
-        before.chain([(head.manifest.epoch, from(head.first.base.as_ref()), head.manifest.at)]).collect()
+        let before =
+            self.closed_epochs(head)?.into_iter().map(|epoch| (epoch.sequence, epoch.from, epoch.to));
+        Ok(before.chain([(head.manifest.epoch, from(head.first.base.as_ref()), head.manifest.at)]).collect())
     }
 
     /// Reads one epoch.
@@ -92,7 +127,8 @@ impl Chain<'_> {
         if sequence == head.manifest.epoch {
             return whole(head.first.clone(), head.parts.clone(), head.manifest.at);
         }
-        let Some(known) = head.first.epochs.iter().find(|epoch| epoch.sequence == sequence) else {
+        let Some(known) = self.closed_epochs(head)?.into_iter().find(|epoch| epoch.sequence == sequence)
+        else {
             return Err(Trouble::new(Fault::Refused, format!("there is no epoch {sequence} in the backup")));
         };
         let (first, _) = self.read(sequence)?;
@@ -107,7 +143,7 @@ impl Chain<'_> {
     /// Returns the error of the store, what is damaged, or that the moment is not in the backup and which ones are.
     pub fn plan(&self, moment: Moment) -> Result<Plan, Trouble> {
         let head = self.head_or_refuse()?;
-        let epochs = self.epochs(&head);
+        let epochs = self.epochs(&head)?;
         let oldest = self.oldest(&head)?;
         let reached = |at: &Position| match moment {
             Moment::Newest => true,
@@ -120,6 +156,17 @@ impl Chain<'_> {
             Moment::Revision(revision) => revision > newest.revision,
             Moment::TimeMs(time_ms) => time_ms > newest.time_ms,
         };
+        if let Some((_, found)) = head.damaged.first().filter(|_| is_beyond || moment == Moment::Newest) {
+            return Err(Trouble::new(
+                Fault::Damaged,
+                format!(
+                    "{found}. Nothing is known of what was shipped after revision {revision} at {}: that moment is restored with \
+                     --to-revision {revision}. `mainstay backup run` goes on after it, and ships again what the log still has",
+                    shown(newest.time_ms),
+                    revision = newest.revision
+                ),
+            ));
+        }
         if is_beyond {
             return Err(Trouble::new(
                 Fault::Refused,
@@ -187,7 +234,7 @@ impl Chain<'_> {
         }
         let head = self.head_or_refuse()?;
         plan.parts.clear();
-        for (sequence, ..) in self.epochs(&head) {
+        for (sequence, ..) in self.epochs(&head)? {
             if !(plan.epoch..=last.epoch).contains(&sequence) {
                 continue;
             }

@@ -10,9 +10,10 @@ use bytes::Bytes;
 use crate::base;
 use crate::chain::{Appended, Chain, Head};
 use crate::manifest::{
-    Base, Catalog, CatalogReference, Epoch, FORMAT, Manifest, Part, Position, StateHash, encode,
+    Base, Catalog, CatalogReference, EarlierEpochs, Epoch, EpochList, FORMAT, Manifest, Part, Position,
+    StateHash, encode,
 };
-use crate::object::Object;
+use crate::object::{Object, sha256};
 use crate::part;
 use crate::queue::{Queue, Start, Waiting};
 use crate::source::Source;
@@ -21,6 +22,8 @@ use crate::trouble::{Fault, Trouble};
 
 /// Maximum number of parts in one manifest.
 const PARTS_PER_MANIFEST: usize = 16;
+/// Maximum number of epochs in one manifest. Older ones are in a list of their own.
+pub const EPOCHS_PER_MANIFEST: usize = 64;
 /// Bytes up to which parts are merged into one.
 const MERGED_BYTES: u64 = 16 << 20;
 /// Minimum number of bytes of parts after which another base is made.
@@ -125,6 +128,8 @@ pub struct Shipper {
     appended_ms: u64,
     based_ms: u64,
     counts: Shipped,
+    /// Something that the operator has to know, until it is taken.
+    notice: Option<String>,
 }
 
 impl Shipper {
@@ -157,7 +162,13 @@ impl Shipper {
             appended_ms: 0,
             based_ms: 0,
             counts: Shipped::default(),
+            notice: None,
         }
+    }
+
+    /// Returns something that the operator has to know and was not returned before.
+    pub fn take_notice(&mut self) -> Option<String> {
+        self.notice.take()
     }
 
     /// Returns what was shipped.
@@ -206,7 +217,7 @@ impl Shipper {
     /// Reads the chain and decides who extends it.
     fn read_head(&mut self, now_ms: u64) -> Result<(), Trouble> {
         let was_known = self.head.is_some();
-        self.head = self.chain().head().map_err(unusable)?;
+        self.take_head()?;
         let Some(head) = &self.head else {
             if was_known {
                 return Err(Trouble::new(
@@ -218,10 +229,13 @@ impl Shipper {
                     ),
                 ));
             }
-            let index = self.source.position().index;
-            self.queue.start(Start { index, floor_ms: 0 });
-            (self.break_reason, self.base_index_min) = (Some(String::new()), index);
             self.role = Role::Extends;
+            // The first base may have been made already, and its manifest have failed: the entries after it are collected.
+            if self.break_reason.is_none() {
+                let index = self.source.position().index;
+                self.queue.start(Start { index, floor_ms: 0 });
+                (self.break_reason, self.base_index_min) = (Some(String::new()), index);
+            }
             return Ok(());
         };
         if head.manifest.shipper == self.id {
@@ -233,13 +247,29 @@ impl Shipper {
             }
             self.take_up(was_known);
         } else {
-            let sequence = head.manifest.sequence;
+            let sequence = head.newest();
             self.role = Role::StandsBy { sequence, since_ms: now_ms, looked_ms: now_ms };
             // A base that was begun for an earlier end of the chain, and the reason for it, are of no use after what
             // the other process appends.
             self.abandon_base();
             self.break_reason = None;
             self.begin_collecting();
+        }
+        Ok(())
+    }
+
+    /// Reads the end of the chain. What damaged manifests had is shipped again.
+    fn take_head(&mut self) -> Result<(), Trouble> {
+        self.head = self.chain().head().map_err(unusable)?;
+        if let Some(head) = self.head.as_ref().filter(|head| !head.damaged.is_empty()) {
+            let found: Vec<&str> = head.damaged.iter().map(|(_, found)| found.as_str()).collect();
+            self.notice = Some(format!(
+                "{}. The backup goes on after manifest {}, at revision {}: what came after it is shipped again from the log. If \
+                 the log no longer has it, `mainstay backup list` shows a gap",
+                found.join("; "),
+                head.manifest.sequence,
+                head.manifest.at.revision
+            ));
         }
         Ok(())
     }
@@ -260,18 +290,18 @@ impl Shipper {
         let newest = self.chain().newest()?.unwrap_or(0);
         if newest != sequence {
             // Parts that the other process has shipped need not wait here.
-            self.head = self.chain().head()?;
+            self.take_head()?;
             if let Some(head) = self.head.as_ref().filter(|head| head.manifest.stream == self.stream) {
                 self.queue.drop_through(head.manifest.at.index);
             } else {
                 self.forget_waiting();
             }
-            let at = self.head.as_ref().map(|head| (head.manifest.sequence, head.manifest.at.time_ms));
+            let at = self.head.as_ref().map(|head| (head.newest(), head.manifest.at.time_ms));
             let (sequence, floor_ms) = at.unwrap_or_default();
             self.queue.raise_floor(floor_ms);
             self.role = Role::StandsBy { sequence, since_ms: now_ms, looked_ms: now_ms };
         } else if now_ms >= since_ms + self.pace.takeover_ms && self.source.is_current() {
-            self.head = self.chain().head()?;
+            self.take_head()?;
             self.take_up(true);
         } else {
             self.role = Role::StandsBy { sequence, since_ms, looked_ms: now_ms };
@@ -475,8 +505,11 @@ impl Shipper {
         let (sender, receiver) = channel();
         let (store, source, cluster) =
             (Arc::clone(&self.store), Arc::clone(&self.source), self.cluster.clone());
+        // No other base is made by this process for this number, or by another process for any.
+        let mark = &sha256(format!("{} {}", self.id, self.next_sequence()).as_bytes())[..16];
+        let mark = mark.to_owned();
         // A failed send means that the base is not needed any more.
-        let make = move || drop(sender.send(base::write(&*store, &cluster, &*source)));
+        let make = move || drop(sender.send(base::write(&*store, &cluster, &*source, &mark)));
         if !self.has_threads {
             make();
             self.making = Making::Running(receiver);
@@ -503,6 +536,10 @@ impl Shipper {
         is_old || (is_large && now_ms >= self.based_ms + BASE_MS_MIN)
     }
 
+    fn next_sequence(&self) -> u64 {
+        self.head.as_ref().map_or(1, |head| head.newest() + 1)
+    }
+
     /// Returns a manifest that follows the newest one and changes nothing.
     fn next(&self, wall_ms: u64) -> Manifest {
         let before = self.head.as_ref();
@@ -510,7 +547,9 @@ impl Shipper {
         Manifest {
             format: FORMAT,
             cluster: self.cluster.clone(),
-            sequence: before.map_or(1, |head| head.manifest.sequence + 1),
+            sequence: self.next_sequence(),
+            skipped: before
+                .map_or_else(Vec::new, |head| head.damaged.iter().map(|(number, _)| *number).collect()),
             previous: before.map_or_else(String::new, |head| head.digest.clone()),
             epoch: before.map_or(1, |head| head.manifest.epoch),
             shipper: self.id.clone(),
@@ -521,6 +560,7 @@ impl Shipper {
             catalog: before.and_then(|head| head.manifest.catalog.clone()),
             base: None,
             epochs: Vec::new(),
+            earlier: None,
             gap: None,
         }
     }
@@ -683,6 +723,8 @@ impl Shipper {
                 to: head.manifest.at,
                 catalog,
             });
+            manifest.earlier = head.first.earlier.clone().filter(|earlier| earlier.through >= oldest);
+            self.bound_epochs(&mut manifest)?;
             if is_followed {
                 manifest.parts =
                     head.parts.into_iter().filter(|part| part.at.index > base.at.index).collect();
@@ -708,7 +750,24 @@ impl Shipper {
         Ok(step)
     }
 
-    /// Returns an error if a chunk of a base is not there: `prune` may have deleted it, if an old base had the same one.
+    /// Moves the older half of the epochs of a manifest into a list of their own, if there are too many.
+    fn bound_epochs(&mut self, manifest: &mut Manifest) -> Result<(), Trouble> {
+        if manifest.epochs.len() <= EPOCHS_PER_MANIFEST {
+            return Ok(());
+        }
+        let newer = manifest.epochs.split_off(manifest.epochs.len() / 2);
+        let epochs = std::mem::replace(&mut manifest.epochs, newer);
+        let through = epochs.last().map_or(0, |epoch| epoch.sequence);
+        let earlier = manifest.earlier.take();
+        let list = EpochList { format: FORMAT, cluster: self.cluster.clone(), epochs, earlier };
+        let data = encode(&list);
+        self.counts.bytes += data.len() as u64;
+        let object = Object::put(&*self.store, &self.cluster, data.into())?;
+        manifest.earlier = Some(EarlierEpochs { object, through });
+        Ok(())
+    }
+
+    /// Returns an error if a chunk of a base is not there: somebody may have deleted it.
     fn check_chunks(&mut self, base: &Base) -> Result<(), Trouble> {
         for chunk in &base.chunks {
             let name = format!("{}/{}", self.cluster, chunk.object.name);
@@ -751,11 +810,13 @@ impl Shipper {
                             }
                             None => head.parts.extend(manifest.parts.iter().cloned()),
                         }
+                        head.damaged.clear();
                         Head { manifest, digest, ..head }
                     }
                     _ => {
                         let parts = manifest.parts.clone();
-                        Head { first: manifest.clone(), manifest, digest, parts, in_catalog: 0 }
+                        let first = manifest.clone();
+                        Head { first, manifest, digest, parts, in_catalog: 0, damaged: Vec::new() }
                     }
                 });
                 Ok(Step::Extended)
@@ -770,8 +831,8 @@ fn unusable(trouble: Trouble) -> Trouble {
         Fault::Damaged => Trouble::new(
             Fault::Damaged,
             format!(
-                "{trouble}. The backup cannot be continued after it: give another prefix with --to, or, if it is the \
-                 newest manifest, delete that object"
+                "{trouble}. The backup cannot be continued after it: give another prefix with --to, which begins with the \
+                 whole state, and keep this one for moments before"
             ),
         ),
         _ => trouble,

@@ -302,7 +302,11 @@ impl Deliverer {
             )
         });
         shipper.store = store;
-        shipper.step(wall_ms(SystemTime::now()), elapsed_ms(began))
+        let stepped = shipper.step(wall_ms(SystemTime::now()), elapsed_ms(began));
+        if let Some(notice) = shipper.take_notice() {
+            self.logger.error("a part of the backup is damaged", &[("error", Value::Str(&notice))]);
+        }
+        stepped
     }
 
     fn publish(&mut self) {

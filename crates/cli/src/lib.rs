@@ -33,6 +33,7 @@ pub mod man;
 mod matches;
 mod parser;
 mod progress;
+mod run;
 mod table;
 mod value;
 

@@ -241,6 +241,7 @@ async fn status_of(client: &Client) -> Result<(Status, u64), Unseen> {
         at_unix: unix_now(),
         earlier: None,
         is_learner: answer.is_learner,
+        witness_counts: answer.witness_counts,
         errors: answer.errors,
         downgrade_target: answer
             .downgrade_info

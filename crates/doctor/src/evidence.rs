@@ -125,6 +125,8 @@ pub struct Status {
     pub earlier: Option<(u64, f64)>,
     /// True if the member is a learner.
     pub is_learner: bool,
+    /// True if the member leads and counts the witness of the cluster.
+    pub witness_counts: bool,
     /// Errors that the member reports.
     pub errors: Vec<String>,
     /// Target version of the downgrade in progress; `None` if there is none.

@@ -31,6 +31,7 @@ mod tls_files;
 mod unbalanced;
 mod unreachable;
 mod version_skew;
+mod witness_counts;
 
 use crate::rule::Rule;
 
@@ -38,6 +39,7 @@ use crate::rule::Rule;
 pub const RULES: &[Rule] = &[
     unreachable::RULE,
     no_leader::RULE,
+    witness_counts::RULE,
     different_clusters::RULE,
     alarm_corrupt::RULE,
     alarm_no_space::RULE,

@@ -45,6 +45,8 @@ pub struct Log {
     /// True while appending a batch does not wake the log's thread, because the owner will call
     /// [`Log::write_here`].
     owner_writes: bool,
+    /// True if the last turn of a log without threads left batches that lack a segment.
+    is_starved: bool,
     queued_bytes_max: usize,
     segment_bytes: u32,
     next_index: Index,
@@ -206,6 +208,7 @@ impl Log {
             worker: Arc::new(Mutex::new(worker)),
             threads: Vec::new(),
             owner_writes: false,
+            is_starved: false,
             queued_bytes_max: options.queued_bytes_max,
             segment_bytes: options.segment_bytes,
             next_index,
@@ -433,11 +436,17 @@ impl Log {
     }
 
     /// Returns true if batches or releases are queued that no turn has taken yet. Only for a log without
-    /// threads. Batches for which the last turn had no space do not count: they need further turns even if
-    /// this returns false.
+    /// threads. Batches for which the last turn had no space do not count: see [`Log::is_starved`].
     pub fn wants_turn(&self) -> bool {
         let waiting = self.queue.lock();
         !waiting.requests.is_empty() || !waiting.releases.is_empty()
+    }
+
+    /// Returns true if the last turn left batches that lack a segment. They need further turns, also if the log
+    /// reports no shortage: it makes no segment while other parts of the server take the space that is held for them.
+    /// Only for a log without threads.
+    pub fn is_starved(&self) -> bool {
+        self.is_starved
     }
 
     /// Prepares segments, writes and syncs queued batches, and reports events. Only for a log without
@@ -457,6 +466,7 @@ impl Log {
             while self.preparation.step() == Step::Done {}
             let offered = self.preparation.ready().then(|| self.preparation.next_seq());
             let starved = worker.turn(batches_max);
+            self.is_starved = starved;
             // Prepare again: the turn may have released a segment or taken the prepared one.
             while self.preparation.step() == Step::Done {}
             // True if the turn did not take the segment that was ready. In that case a record larger than a

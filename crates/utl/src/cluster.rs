@@ -9,7 +9,7 @@ use interchange::wal::Identity;
 use numbers::Index;
 
 /// Values of the flags that describe the new cluster and the member to restore.
-#[derive(Clone, Debug)]
+#[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ClusterOptions {
     /// Name of the member.
     pub name: String,

@@ -50,6 +50,7 @@ mod printer;
 pub mod rebuild;
 pub mod recover;
 mod restore;
+pub mod restore_flags;
 mod session;
 mod snapshot_file;
 mod status;
@@ -67,7 +68,7 @@ use session::Session;
 
 pub use cluster::ClusterOptions;
 pub use commands::PROGRAM;
-pub use restore::{CopyOptions, MomentOptions, RestoredCopy, restore_copy, restore_moment};
+pub use restore::{CopyOptions, RestoredCopy, restore_copy, restore_moment};
 pub use takeover::{TakeOver, take_over};
 
 /// Runs the command that `args` request; `args` are the words after the program's name. Results go to

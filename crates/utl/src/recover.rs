@@ -16,11 +16,12 @@ mod report;
 
 use std::collections::BTreeSet;
 use std::ffi::{OsStr, OsString};
+use std::hash::RandomState;
 use std::os::unix::ffi::OsStrExt as _;
 use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-use cli::{Command, Failure, Flag, Invocation, Io, Program};
+use cli::{Command, Failure, Flag, Io, Program};
 use config::Url;
 use disk::{Disk as _, Lock, RealDisk};
 use machine::Rules;
@@ -28,7 +29,7 @@ use machine::Rules;
 use self::forming::{Formed, Order, form, position};
 use self::found::{Found, Kind, Unread, member_name};
 use self::judgement::{Judgement, Relation, settle_copies};
-use self::report::{Report, losses};
+use self::report::{Report, keys_at, losses};
 use crate::max_learners;
 use crate::notice::Notices;
 use crate::session::{Run, Session};
@@ -44,6 +45,9 @@ const BUMP_REVISION: Flag<u64> = Flag::uint(
     "1000000000",
     "by how much to raise the revision, so that none is given out twice; watches from before then end as compacted. 0 keeps it",
 );
+/// Number of revisions that members whose directories are missing may have given out after the newest one that is known:
+/// more than a cluster does in a day. The default of `--bump-revision`.
+const UNKNOWN_REVISIONS: u64 = 1_000_000_000;
 const COPY: Flag<Vec<String>> = Flag::list(
     "copy",
     "",
@@ -142,30 +146,15 @@ pub fn run(args: &[OsString]) -> ExitCode {
 
 /// Runs the command with the given streams. Returns the exit code.
 pub fn run_in(args: &[OsString], io: &Io) -> u8 {
-    let outcome = match PROGRAM.parse(args, io.text_environment()) {
-        Err(error) => {
-            io.err.notice(format!("Error: {error}\n{}", PROGRAM.usage(&error.path)));
-            return Failure::ERROR;
-        }
-        Ok(Invocation::Help(text)) => io.out.write(text.as_bytes()).map_err(Failure::error),
-        Ok(Invocation::Group(matches)) => {
-            io.out.write(PROGRAM.help(&matches.path).as_bytes()).map_err(Failure::error)
-        }
-        Ok(Invocation::Run(matches, run)) => run.0(&mut Session {
+    PROGRAM.run_in(args, io, |matches, run| {
+        run.0(&mut Session {
             program: &PROGRAM,
-            matches: &matches,
+            matches,
             out: io.out.clone(),
             notices: Notices::new(io),
             clock: io.clock,
-        }),
-    };
-    match outcome {
-        Ok(()) => 0,
-        Err(failure) => {
-            io.err.notice(format!("Error: {failure}\n"));
-            failure.code
-        }
-    }
+        })
+    })
 }
 
 /// The values of `--form` and of the flags that belong to it.
@@ -203,8 +192,14 @@ fn run_command(session: &mut Session<'_>) -> Result<(), Failure> {
     }
     refuse_twice(&dirs)?;
     let forming = forming(session, rules)?;
-    // The locks keep members from starting until the end of this command.
+    // The locks keep members from starting until the end of this command, and a second cluster from being formed at the
+    // same time.
     let mut locks = Vec::new();
+    if forming.is_some() {
+        for (dir, _) in &dirs {
+            locks.extend(hold_alone(dir)?);
+        }
+    }
     let (mut found, mut unusable) = (Vec::new(), Vec::new());
     for (dir, is_copy) in &dirs {
         locks.extend(hold(dir)?);
@@ -258,6 +253,23 @@ fn hold(dir: &Path) -> Result<Vec<Lock>, Failure> {
     Ok(locks)
 }
 
+/// Locks a directory against other commands that form a cluster from it.
+fn hold_alone(dir: &Path) -> Result<Option<Lock>, Failure> {
+    if !dir.is_dir() {
+        // That is reported when the directory is read.
+        return Ok(None);
+    }
+    match RealDisk.lock(dir) {
+        Ok(lock) => Ok(Some(lock)),
+        Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => Err(Failure::error(format!(
+            "another `mainstay recover --form` is forming a cluster from {}",
+            dir.display()
+        ))),
+        // Some network file systems lock no directories. There the marks keep a second cluster from being formed.
+        Err(_) => Ok(None),
+    }
+}
+
 fn in_use(dir: &Path) -> Failure {
     Failure::error(format!(
         "{} is in use: stop the member that runs on it. If a majority of the members can run, just start them: they need \
@@ -280,7 +292,7 @@ fn report(found: Vec<Found>, unusable: Vec<(PathBuf, String)>, rules: Rules) -> 
             each.collect::<Vec<_>>().join("; ")
         )));
     }
-    let Some(judgement) = Judgement::of(&found) else {
+    let Some(mut judgement) = Judgement::of(&found) else {
         let whys: Vec<String> =
             unusable.iter().map(|(dir, why)| format!("{}: {why}", dir.display())).collect();
         return Err(Failure::error(format!(
@@ -291,7 +303,53 @@ fn report(found: Vec<Found>, unusable: Vec<(PathBuf, String)>, rules: Rules) -> 
     let newest = &found[judgement.newest];
     let mut source = read_again(newest, rules)?;
     let losses = losses(&mut source.stopped, &found, &judgement.relations);
-    Ok(Report { found, unusable, judgement, losses })
+    let mut different = Vec::new();
+    // Ids of the cluster and of members may be the same in two histories, since they follow from names and URLs. What is
+    // committed in both directories has to give the same keys.
+    let seed = RandomState::new();
+    for (at, other) in found.iter().enumerate() {
+        if at == judgement.newest
+            || !(newest.has_log() && other.has_log())
+            || newest.is_corrupt
+            || other.is_corrupt
+            || judgement.contradicting.contains(&at)
+        {
+            continue;
+        }
+        let revision = newest.committed_revision.min(other.committed_revision);
+        if revision < newest.compact_revision.max(other.compact_revision) {
+            continue;
+        }
+        let mut again = read_again(other, rules)?;
+        let (one, two) =
+            (keys_at(&mut source.stopped, revision, &seed), keys_at(&mut again.stopped, revision, &seed));
+        if one.zip(two).is_some_and(|(one, two)| one != two) {
+            judgement.contradict(at);
+            different.push((at, revision));
+        }
+    }
+    Ok(Report { found, unusable, judgement, losses, different })
+}
+
+/// Returns the smallest number by which the revision has to be raised so that no revision that a client may have seen is
+/// given out again, and watches from before end.
+fn bump_min(report: &Report, from: usize) -> u64 {
+    let judgement = &report.judgement;
+    let newest = &report.found[judgement.newest];
+    // A transaction is one entry, and raises the revision by one.
+    let lost = judgement.lost.map_or(0, |lost| lost.0.saturating_sub(newest.last.index.0));
+    let lost = i64::try_from(lost).unwrap_or(i64::MAX);
+    // Entries that differ from those of the newest log were never committed, unless they are of another history.
+    let is_other = |at: &usize| judgement.contradicting.contains(at) || judgement.estranged.contains(at);
+    let shown = report.found.iter().enumerate().map(|(at, found)| match judgement.relations[at] {
+        Relation::Differs { .. } if !is_other(&at) => found.committed_revision.0,
+        _ => found.revision.0,
+    });
+    let shown = shown.max().unwrap_or(0);
+    let seen = shown.max(newest.revision.0.saturating_add(lost));
+    let known = u64::try_from(seen.saturating_sub(report.found[from].revision.0)).unwrap_or(0);
+    let known = if known > 0 { known + 1 } else { 0 };
+    if judgement.is_complete { known } else { known.saturating_add(UNKNOWN_REVISIONS) }
 }
 
 /// Reads a directory once more, for what takes much memory and is needed of one directory only.
@@ -396,6 +454,21 @@ fn form_again(
             Failure::bad_args(format!("--from {} is none of the directories that can be used", dir.display()))
         })?,
     };
+    for found in &report.found {
+        let Some(to) = &found.formed else { continue };
+        // A run that was interrupted leaves its unfinished directory, and may be repeated. A finished one may have been
+        // moved since, or may be on another host, so its absence proves nothing.
+        let was_interrupted =
+            is_same_path(to, &order.data_dir) && Target::making_of(to).is_ok_and(|making| making.exists());
+        if !forms_again && !was_interrupted {
+            return Err(Failure::error(format!(
+                "a cluster was already formed from {} in {}: start that one, wherever it is now; or, if no member was ever \
+                 started on it, remove it and give --form-again",
+                found.dir.display(),
+                to.display()
+            )));
+        }
+    }
     let is_chosen = session.matches.is_given(FROM.row());
     let source = &report.found[from];
     if !is_chosen {
@@ -424,20 +497,16 @@ fn form_again(
              seen would be given out again, and their watches would miss events",
         ));
     }
-    for found in &report.found {
-        let Some(to) = &found.formed else { continue };
-        // A run that was interrupted leaves its unfinished directory, and may be repeated. A finished one may have been
-        // moved since, or may be on another host, so its absence proves nothing.
-        let was_interrupted =
-            is_same_path(to, &order.data_dir) && Target::making_of(to).is_ok_and(|making| making.exists());
-        if !forms_again && !was_interrupted {
-            return Err(Failure::error(format!(
-                "a cluster was already formed from {} in {}: start that one, wherever it is now; or, if no member was ever \
-                 started on it, remove it and give --form-again",
-                found.dir.display(),
-                to.display()
+    let bump_min = bump_min(report, from);
+    if order.bump.unwrap_or(0) < bump_min {
+        if session.matches.is_given(BUMP_REVISION.row()) {
+            return Err(Failure::bad_args(format!(
+                "--bump-revision={} is too small: clients may have seen later revisions, which would be given out again for \
+                 other changes. Leave it out, or give at least {bump_min}",
+                order.bump.unwrap_or(0)
             )));
         }
+        order.bump = Some(bump_min);
     }
     let marked: Vec<&Found> = match marks {
         true => report.found.iter().filter(|found| matches!(found.kind, Kind::Member | Kind::Copy)).collect(),
@@ -473,7 +542,7 @@ fn refuse_doubtful(report: &Report) -> Result<(), Failure> {
     let newest = &report.found[judgement.newest];
     let choose = "choose with --from DIR";
     let refused = |why: String| Err(Failure::error(format!("{why}: {choose}")));
-    if !judgement.contradicting.is_empty() {
+    if !judgement.contradicting.is_empty() || !judgement.estranged.is_empty() {
         return refused("the directories have two histories, as said above".to_owned());
     }
     if newest.is_corrupt {
@@ -617,8 +686,37 @@ fn said(source: &Found, order: &Order, formed: &Formed) -> String {
 
 #[cfg(test)]
 mod tests {
+    use numbers::Index;
+
+    use super::judgement::tests::member;
+    use super::*;
+
     #[test]
     fn the_table_is_sound() {
-        super::PROGRAM.assert_sound();
+        PROGRAM.assert_sound();
+    }
+
+    #[test]
+    fn the_revision_is_raised_above_all_that_clients_may_have_seen() {
+        let min = |found: Vec<Found>, from: usize| {
+            let judgement = Judgement::of(&found).expect("there are directories");
+            let losses = vec![None; found.len()];
+            bump_min(&Report { found, unusable: Vec::new(), judgement, losses, different: Vec::new() }, from)
+        };
+        // Revisions are equal to indexes here.
+        let (one, two) = (member(1, &[(1, 1)], 20, 5), member(2, &[(1, 1)], 24, 5));
+        assert_eq!(min(vec![one.clone(), two.clone()], 1), 0, "no acknowledged write is missing");
+        assert_eq!(min(vec![one.clone(), two], 0), 5, "a watch from revision 25 on has to end");
+        assert_eq!(min(vec![one.clone()], 0), UNKNOWN_REVISIONS);
+        let heard = Found { heard: Index(30), ..one.clone() };
+        assert_eq!(min(vec![heard], 0), UNKNOWN_REVISIONS + 11, "entries 21 to 30 are lost");
+        // What the old leader never committed was told to nobody.
+        let tail = member(1, &[(1, 1)], 90, 5);
+        let later = member(2, &[(1, 1), (11, 2)], 24, 5);
+        assert_eq!(min(vec![tail, later], 1), 0);
+        // The old cluster has gone on beside the one that was begun with one of its members.
+        let alone = Found { voters: vec![vec![1]], ..member(1, &[(1, 1), (11, 5)], 15, 15) };
+        let others = member(2, &[(1, 1), (11, 2)], 40, 10);
+        assert_eq!(min(vec![alone, others], 0), UNKNOWN_REVISIONS + 26);
     }
 }

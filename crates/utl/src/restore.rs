@@ -25,52 +25,27 @@ use crate::cluster::{ClusterOptions, NewCluster};
 use crate::etcd_dir::WithoutLease;
 use crate::export::Agreed;
 use crate::notice::Notices;
+use crate::restore_flags::{
+    BUMP_REVISION, DATA_DIR, FORMAT, INITIAL_ADVERTISE_PEER_URLS, INITIAL_CLUSTER, INITIAL_CLUSTER_TOKEN,
+    MARK_COMPACTED, NAME, RestoreFlags, WITHOUT_USERS,
+};
 use crate::session::Run;
 use crate::snapshot_file::{SnapshotFile, stat};
 use crate::target::{Target, is_taken, left_by_first_start};
 use crate::wal_dir::{self, WalDir};
 use crate::{Session, etcd_dir, export};
 
-const BUMP_REVISION: Flag<u64> =
-    Flag::uint("bump-revision", "0", "How much to increase the latest revision after restore");
-const DATA_DIR: Flag<String> = Flag::text("data-dir", "", "Path to the output data directory");
-const FORMAT: Flag<String> =
-    Flag::text("format", "mainstay", "Program that will serve the data directory (mainstay, etcd)");
-const INITIAL_ADVERTISE_PEER_URLS: Flag<String> = Flag::text(
-    "initial-advertise-peer-urls",
-    "http://localhost:2380",
-    "List of this member's peer URLs to advertise to the rest of the cluster",
-);
-const INITIAL_CLUSTER: Flag<String> = Flag::text(
-    "initial-cluster",
-    "default=http://localhost:2380",
-    "Initial cluster configuration for restore bootstrap",
-);
-const INITIAL_CLUSTER_TOKEN: Flag<String> = Flag::text(
-    "initial-cluster-token",
-    "etcd-cluster",
-    "Initial cluster token for the etcd cluster during restore bootstrap",
-);
 const INITIAL_MEMORY_MAP_SIZE: Flag<u64> = Flag::uint(
     "initial-memory-map-size",
     "10737418240",
     "Initial memory map size of the database in bytes (no effect: the database is not memory-mapped)",
 );
-const MARK_COMPACTED: Flag<bool> = Flag::bool(
-    "mark-compacted",
-    "Mark the latest revision after restore as the point of scheduled compaction (required if --bump-revision > 0, disallowed otherwise)",
-);
-const NAME: Flag<String> = Flag::text("name", "default", "Human-readable name for this member");
 const SKIP_HASH_CHECK: Flag<bool> = Flag::bool(
     "skip-hash-check",
     "Ignore snapshot integrity hash value (required if copied from data directory)",
 );
 const WAL_DIR: Flag<String> =
     Flag::text("wal-dir", "", "Path to the WAL directory (use --data-dir if none given)");
-const WITHOUT_USERS: Flag<bool> = Flag::bool(
-    "without-users",
-    "Leave out users, roles and authentication: everyone can then read and write (only with --format mainstay)",
-);
 
 pub(crate) const RESTORE: Command<Run> = Command {
     name: "restore",
@@ -189,21 +164,6 @@ pub fn restore_copy(copy: &CopyOptions<'_>) -> Result<RestoredCopy, Failure> {
     Ok(RestoredCopy { revision: done.revision, compact_revision: done.compact_revision })
 }
 
-/// A data directory that is to be made from a state which is not a snapshot file.
-pub struct MomentOptions {
-    /// The data directory, which must be missing or empty.
-    pub data_dir: PathBuf,
-    /// The cluster that the restored members will form.
-    pub cluster: ClusterOptions,
-    /// True if etcd will serve the directory, false if Mainstay will.
-    pub for_etcd: bool,
-    /// Number by which the revision is raised, after which all earlier revisions are compacted; `None` if it is not
-    /// raised.
-    pub bump: Option<u64>,
-    /// True if users, roles and authentication are left out.
-    pub without_users: bool,
-}
-
 /// Makes a data directory for a member of a new cluster, as `snapshot restore` does, from the machine that `make`
 /// returns. `make` gets a working directory, which does not exist yet and is removed afterwards, and returns the
 /// machine with the values of its versions.
@@ -213,7 +173,7 @@ pub struct MomentOptions {
 /// Returns the error of `make`, or an error if the options contradict each other, the data directory is taken, or the
 /// disk refuses.
 pub fn restore_moment(
-    moment: MomentOptions,
+    moment: RestoreFlags,
     make: impl FnOnce(&Path) -> Result<(Machine, LogValues), Failure>,
 ) -> Result<RestoredCopy, Failure> {
     crate::target::refuse_taken(&moment.data_dir, "")?;
@@ -228,9 +188,6 @@ pub fn restore_moment(
         without_users: moment.without_users,
         without_alarms: false,
     };
-    if options.without_users && options.format == Format::Etcd {
-        return Err(Failure::bad_args("--without-users requires --format mainstay"));
-    }
     let target = Target::begin(&options.data_dir)?;
     let (work, between) = (target.making().join("work"), target.making().join("between"));
     let (mut machine, mut values) = make(&work)?;
@@ -374,33 +331,9 @@ fn options(session: &mut Session<'_>) -> Result<Options, Failure> {
     }
     let snapshot = crate::session::one_arg(session)?;
     let given = session.matches;
-    let (bump, compacted) = (given.get(BUMP_REVISION), given.get(MARK_COMPACTED));
-    if (bump > 0) != compacted {
-        return Err(Failure::bad_args("--mark-compacted required if --revision-bump > 0"));
-    }
-    let format = match given.get(FORMAT) {
-        "mainstay" => Format::Mainstay,
-        "etcd" => Format::Etcd,
-        other => {
-            let other = cli::go::quote(other);
-            return Err(Failure::bad_args(format!("--format is mainstay or etcd, not {other}")));
-        }
-    };
+    let RestoreFlags { data_dir, cluster, for_etcd, bump, without_users } = RestoreFlags::read(given)?;
     let wal_dir = Some(given.get(WAL_DIR)).filter(|dir| !dir.is_empty()).map(PathBuf::from);
-    let without_users = given.get(WITHOUT_USERS);
-    if without_users && format == Format::Etcd {
-        return Err(Failure::bad_args("--without-users requires --format mainstay"));
-    }
-    let cluster = NewCluster::of(&ClusterOptions {
-        name: given.get(NAME).to_owned(),
-        initial_cluster: given.get(INITIAL_CLUSTER).to_owned(),
-        token: given.get(INITIAL_CLUSTER_TOKEN).to_owned(),
-        advertised: given.get(INITIAL_ADVERTISE_PEER_URLS).to_owned(),
-    })?;
-    let data_dir = match given.get(DATA_DIR) {
-        "" => PathBuf::from(format!("{}.etcd", given.get(NAME))),
-        dir => PathBuf::from(dir),
-    };
+    let cluster = NewCluster::of(&cluster)?;
     if is_taken(&data_dir).unwrap_or(true) {
         let name = cli::go::quote(data_dir.display().to_string());
         let left = left_by_first_start(&data_dir).map_or(String::new(), |member_dir| {
@@ -422,8 +355,8 @@ fn options(session: &mut Session<'_>) -> Result<Options, Failure> {
         data_dir,
         wal_dir,
         cluster,
-        format,
-        bump: (bump > 0).then_some(bump),
+        format: if for_etcd { Format::Etcd } else { Format::Mainstay },
+        bump,
         skip_hash_check: given.get(SKIP_HASH_CHECK),
         without_users,
         without_alarms: false,

@@ -31,8 +31,11 @@ fn run(call: &mut Call<'_>) -> Result<(), Failure> {
     for id in &ids {
         let chain = chain(&*store, id);
         let Some(head) = chain.head()? else { continue };
+        for (_, found) in &head.damaged {
+            call.io.err.notice(format!("Warning: {found}\n"));
+        }
         let oldest = chain.oldest(&head)?;
-        for (sequence, from, to) in chain.epochs(&head) {
+        for (sequence, from, to) in chain.epochs(&head)? {
             if sequence < oldest {
                 continue;
             }

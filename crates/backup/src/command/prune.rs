@@ -46,7 +46,13 @@ fn run(call: &mut Call<'_>) -> Result<(), Failure> {
     let head = chain.head_or_refuse()?;
     let before_ms =
         wall_ms(SystemTime::now()).saturating_sub(u64::try_from(older_than.as_millis()).unwrap_or(u64::MAX));
-    let epochs = chain.epochs(&head);
+    if let Some((_, found)) = head.damaged.first() {
+        return Err(Failure::error(format!(
+            "{found}. Nothing is deleted before `mainstay backup run` has gone on after it"
+        )));
+    }
+    let epochs = chain.epochs(&head)?;
+    let closed = chain.closed_epochs(&head)?;
     let oldest = chain.oldest(&head)?;
     // The last epoch that begins before the time is needed for the moments right after the time.
     let first_kept = epochs
@@ -64,13 +70,33 @@ fn run(call: &mut Call<'_>) -> Result<(), Failure> {
         epoch.base.chunks.iter().for_each(|chunk| keep(&mut kept, &chunk.object));
         epoch.parts.iter().for_each(|part| keep(&mut kept, &part.object));
     }
-    head.first.epochs.iter().filter(|epoch| epoch.sequence >= first_kept).for_each(|epoch| {
+    closed.iter().filter(|epoch| epoch.sequence >= first_kept).for_each(|epoch| {
         keep(&mut kept, &epoch.catalog);
     });
+    let mut earlier = head.first.earlier.clone();
+    while let Some(before) = earlier.filter(|before| before.through >= first_kept) {
+        keep(&mut kept, &before.object);
+        earlier = chain.epoch_list(&before)?.earlier;
+    }
     head.manifest.catalog.iter().for_each(|catalog| keep(&mut kept, &catalog.object));
     let (mut names, mut bytes, mut listed) = (Vec::new(), 0, BTreeSet::new());
-    for number in chain.all()? {
-        let (manifest, _) = chain.read(number)?;
+    let mut skipped: BTreeSet<u64> = BTreeSet::new();
+    // From the newest on: a manifest says which damaged ones before it count for nothing.
+    for number in chain.all()?.into_iter().rev() {
+        let manifest = match chain.read(number) {
+            Ok((manifest, _)) => {
+                skipped.extend(&manifest.skipped);
+                manifest
+            }
+            // The manifest after it has what it had; its own objects stay.
+            Err(trouble) if trouble.fault == crate::Fault::Damaged && skipped.contains(&number) => {
+                if number < first_kept {
+                    names.push(format!("{cluster}/{}", Manifest::name(number)));
+                }
+                continue;
+            }
+            Err(trouble) => return Err(trouble.into()),
+        };
         // Of the present epoch everything stays, because a process may be about to merge its parts.
         let is_closed = manifest.epoch < head.manifest.epoch;
         let mut may_go: Vec<Object> = Vec::new();
@@ -79,6 +105,7 @@ fn run(call: &mut Call<'_>) -> Result<(), Failure> {
             may_go
                 .extend(manifest.base.iter().flat_map(|base| &base.chunks).map(|chunk| chunk.object.clone()));
             may_go.extend(manifest.catalog.iter().map(|catalog| catalog.object.clone()));
+            may_go.extend(manifest.earlier.iter().map(|earlier| earlier.object.clone()));
         }
         // What the parts of an epoch were merged into is named only by its catalog, which the next epoch names.
         for epoch in manifest.epochs.iter().filter(|epoch| (oldest..first_kept).contains(&epoch.sequence)) {
@@ -119,6 +146,7 @@ fn run(call: &mut Call<'_>) -> Result<(), Failure> {
         .collect();
     names.retain(|name| !in_use.contains(name));
     // Manifests go last and from the oldest on, so that what is left is a chain at any moment.
+    names.sort();
     let (manifests, data): (Vec<&String>, Vec<&String>) =
         names.iter().partition(|name| name.contains("/chain/"));
     for name in data.into_iter().chain(manifests) {

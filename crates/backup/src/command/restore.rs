@@ -1,12 +1,16 @@
 //! `backup restore`, also `utl snapshot restore URL`: makes a data directory with the state of a moment.
 
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
 use cli::{Command, Failure, Flag, Progress};
-use utl::{ClusterOptions, MomentOptions};
+use disk::{Disk as _, RealDisk};
+use utl::restore_flags::{
+    BUMP_REVISION, DATA_DIR, FORMAT, INITIAL_ADVERTISE_PEER_URLS, INITIAL_CLUSTER, INITIAL_CLUSTER_TOKEN,
+    MARK_COMPACTED, NAME, RestoreFlags, WITHOUT_USERS,
+};
 
 use super::{CLUSTER_ID, Call, Run, chain, cluster_of, moment_of, size};
-use crate::fetch::{cache_of, remove_cache, with_objects};
+use crate::fetch::{Cache, cache_of, remove_cache, with_objects};
 use crate::moment::{self, Restored};
 use crate::plan::{Plan, shown};
 use crate::store::Store;
@@ -16,36 +20,6 @@ pub(super) const TO_REVISION: Flag<i64> =
     Flag::int("to-revision", "0", "revision whose state is restored; without it and --to-time the newest");
 pub(super) const TO_TIME: Flag<String> =
     Flag::text("to-time", "", "time whose state is restored, such as 2026-11-21T10:50:53Z");
-const DATA_DIR: Flag<String> = Flag::text("data-dir", "", "Path to the output data directory");
-const FORMAT: Flag<String> =
-    Flag::text("format", "mainstay", "Program that will serve the data directory (mainstay, etcd)");
-const NAME: Flag<String> = Flag::text("name", "default", "Human-readable name for this member");
-const INITIAL_CLUSTER: Flag<String> = Flag::text(
-    "initial-cluster",
-    "default=http://localhost:2380",
-    "Initial cluster configuration for restore bootstrap",
-);
-const INITIAL_CLUSTER_TOKEN: Flag<String> = Flag::text(
-    "initial-cluster-token",
-    "etcd-cluster",
-    "Initial cluster token for the etcd cluster during restore bootstrap",
-);
-const INITIAL_ADVERTISE_PEER_URLS: Flag<String> = Flag::text(
-    "initial-advertise-peer-urls",
-    "http://localhost:2380",
-    "List of this member's peer URLs to advertise to the rest of the cluster",
-);
-const BUMP_REVISION: Flag<u64> =
-    Flag::uint("bump-revision", "0", "How much to increase the latest revision after restore");
-const MARK_COMPACTED: Flag<bool> = Flag::bool(
-    "mark-compacted",
-    "Mark the latest revision after restore as the point of scheduled compaction (required if --bump-revision > 0, disallowed otherwise)",
-);
-const WITHOUT_USERS: Flag<bool> = Flag::bool(
-    "without-users",
-    "Leave out users, roles and authentication: everyone can then read and write (only with --format mainstay)",
-);
-
 pub(super) const RESTORE: Command<Run> = Command {
     name: "restore",
     usage: "restore <URL> --data-dir {output dir} [options]",
@@ -77,43 +51,23 @@ from there.",
 
 fn run(call: &mut Call<'_>) -> Result<(), Failure> {
     let given = call.matches;
-    let (bump, compacted) = (given.get(BUMP_REVISION), given.get(MARK_COMPACTED));
-    if (bump > 0) != compacted {
-        return Err(Failure::bad_args("--mark-compacted required if --revision-bump > 0"));
-    }
-    let for_etcd = match given.get(FORMAT) {
-        "mainstay" => false,
-        "etcd" => true,
-        other => {
-            return Err(Failure::bad_args(format!(
-                "--format is mainstay or etcd, not {}",
-                cli::go::quote(other)
-            )));
-        }
-    };
     let wanted = moment_of(given.get(TO_REVISION), given.get(TO_TIME))?;
-    let data_dir = match given.get(DATA_DIR) {
-        "" => PathBuf::from(format!("{}.etcd", given.get(NAME))),
-        dir => PathBuf::from(dir),
-    };
-    let options = MomentOptions {
-        data_dir: data_dir.clone(),
-        cluster: ClusterOptions {
-            name: given.get(NAME).to_owned(),
-            initial_cluster: given.get(INITIAL_CLUSTER).to_owned(),
-            token: given.get(INITIAL_CLUSTER_TOKEN).to_owned(),
-            advertised: given.get(INITIAL_ADVERTISE_PEER_URLS).to_owned(),
-        },
-        for_etcd,
-        bump: (bump > 0).then_some(bump),
-        without_users: given.get(WITHOUT_USERS),
-    };
+    let flags = RestoreFlags::read(given)?;
+    let data_dir = flags.data_dir.clone();
     let store = call.place()?;
     let (cluster, cluster_id) = cluster_of(&*store, given.get(CLUSTER_ID))?;
     let plan = chain(&*store, &cluster).plan(wanted)?;
-    let cache = cache_of(&data_dir);
+    let mut cache = cache_of(&data_dir);
+    if let Some(free) = free_bytes(&data_dir) {
+        let room = Room::of(&plan, store.is_local());
+        room.check(free, &data_dir)?;
+        cache.keeps = room.fits_with_cache(free);
+        if let Some(notice) = room.notice(free, &data_dir) {
+            call.io.err.notice(notice);
+        }
+    }
     let mut facts = (0, 0);
-    let restored = utl::restore_moment(options, |work| {
+    let restored = utl::restore_moment(flags, |work| {
         let Restored { machine, values, time_ms, compared } =
             state_of(&*store, &cluster, cluster_id, &plan, work, &cache)?;
         facts = (time_ms, compared);
@@ -132,6 +86,70 @@ fn run(call: &mut Call<'_>) -> Result<(), Failure> {
     ))
 }
 
+/// Bytes of disk that a restore needs.
+struct Room {
+    /// The state and the entries after it, which are written as they are.
+    history: u64,
+    /// The state, which is then written again as that of the new member. It may have grown or shrunk since the base.
+    state: u64,
+    /// What is fetched, if it is kept for a second attempt.
+    fetched: u64,
+}
+
+impl Room {
+    fn of(plan: &Plan, is_local: bool) -> Room {
+        Room {
+            history: plan.raw_bytes(),
+            state: plan.base_raw_bytes(),
+            fetched: if is_local { 0 } else { plan.bytes() },
+        }
+    }
+
+    /// Returns an error if the restore certainly cannot be completed.
+    fn check(&self, free: u64, data_dir: &Path) -> Result<(), Failure> {
+        if free >= self.history {
+            return Ok(());
+        }
+        Err(Failure::error(format!(
+            "the disk of {} has {} free, and the restore needs at least {}, probably {}: free space there, or give --data-dir on \
+             another disk",
+            data_dir.display(),
+            size(free),
+            size(self.history),
+            size(self.history.saturating_add(self.state))
+        )))
+    }
+
+    fn fits_with_cache(&self, free: u64) -> bool {
+        free >= self.history.saturating_add(self.state).saturating_add(self.fetched)
+    }
+
+    /// Returns what follows from the space if it is not ample.
+    fn notice(&self, free: u64, data_dir: &Path) -> Option<String> {
+        if self.fits_with_cache(free) {
+            return None;
+        }
+        let mut notice = format!(
+            "The disk of {} has {} free, and the restore needs about {}",
+            data_dir.display(),
+            size(free),
+            size(self.history.saturating_add(self.state))
+        );
+        if self.fetched > 0 {
+            notice.push_str("; what is fetched is not kept there, so a second attempt would fetch it again");
+        }
+        notice.push('\n');
+        Some(notice)
+    }
+}
+
+/// Returns the free bytes of the file system on which a directory is or will be, if they are known.
+fn free_bytes(data_dir: &Path) -> Option<u64> {
+    let whole = std::path::absolute(data_dir).ok()?;
+    let there = whole.ancestors().find(|path| path.exists())?;
+    RealDisk.space(there).ok().map(|space| space.free_bytes)
+}
+
 /// Restores the state of a plan into a working directory.
 pub(super) fn state_of(
     store: &dyn Store,
@@ -139,7 +157,7 @@ pub(super) fn state_of(
     cluster_id: u64,
     plan: &Plan,
     work: &Path,
-    cache: &Path,
+    cache: &Cache,
 ) -> Result<Restored, Trouble> {
     let mut progress = Progress::of_bytes("restoring", Some(plan.bytes()));
     let restored = with_objects(store, cluster, plan, cache, |fetch| {

@@ -35,6 +35,8 @@ struct Checking<'c> {
     cluster_id: u64,
     sizes_only: bool,
     found: Vec<String>,
+    /// Damaged manifests that later ones replace.
+    replaced: Vec<String>,
     checked: BTreeSet<String>,
     bytes: u64,
     progress: Progress,
@@ -48,6 +50,7 @@ fn run(call: &mut Call<'_>) -> Result<(), Failure> {
         cluster_id,
         sizes_only: call.matches.get(SIZES_ONLY),
         found: Vec::new(),
+        replaced: Vec::new(),
         checked: BTreeSet::new(),
         bytes: 0,
         progress: Progress::of_bytes("verifying", None),
@@ -59,7 +62,7 @@ fn run(call: &mut Call<'_>) -> Result<(), Failure> {
         Err(trouble) => checking.found.push(trouble.to_string()),
         Ok(head) => {
             let oldest = checking.chain.oldest(head)?;
-            for (sequence, ..) in checking.chain.epochs(head).into_iter().filter(|(at, ..)| *at >= oldest) {
+            for (sequence, ..) in checking.chain.epochs(head)?.into_iter().filter(|(at, ..)| *at >= oldest) {
                 let epoch = match checking.chain.epoch(head, sequence) {
                     Ok(epoch) => epoch,
                     Err(trouble) => {
@@ -80,7 +83,8 @@ fn run(call: &mut Call<'_>) -> Result<(), Failure> {
         }
     }
     checking.progress.finish();
-    let Checking { found, checked, bytes, .. } = checking;
+    let Checking { found, checked, bytes, replaced, .. } = checking;
+    lines.extend(replaced);
     for line in lines {
         call.print(&format!("{line}\n"))?;
     }
@@ -118,21 +122,38 @@ impl Checking<'_> {
     fn links(&mut self) -> Result<usize, Failure> {
         let numbers = self.chain.all()?;
         let mut before: Option<(Manifest, String)> = None;
+        let mut unreadable: Vec<(u64, Trouble)> = Vec::new();
         for number in &numbers {
             let (manifest, digest) = match self.chain.read(*number) {
                 Ok(read) => read,
-                Err(trouble) => {
-                    self.note(trouble)?;
-                    before = None;
+                Err(trouble) if trouble.fault == crate::Fault::Damaged => {
+                    unreadable.push((*number, trouble));
                     continue;
                 }
+                Err(trouble) => return Err(trouble.into()),
             };
+            let count = unreadable.len();
+            unreadable.retain(|(number, _)| !manifest.skipped.contains(number));
+            let replaced = count - unreadable.len();
+            if replaced > 0 {
+                self.replaced.push(format!(
+                    "{replaced} damaged before {}, which has what they had: nothing is missing",
+                    Manifest::name(*number)
+                ));
+            }
+            if !unreadable.is_empty() {
+                before = None;
+            }
+            for (_, trouble) in unreadable.drain(..) {
+                self.found.push(trouble.text);
+            }
             if let Some((last, last_digest)) = &before {
                 let name = Manifest::name(*number);
-                if manifest.sequence != last.sequence + 1 {
+                let follows = last.sequence + 1 + manifest.skipped.len() as u64;
+                if manifest.sequence != follows {
                     self.found.push(format!(
                         "{} manifests before {name} are missing",
-                        manifest.sequence - last.sequence - 1
+                        manifest.sequence.saturating_sub(follows)
                     ));
                 } else if manifest.previous != *last_digest {
                     self.found.push(format!("{name} does not follow the manifest before it"));
@@ -144,6 +165,9 @@ impl Checking<'_> {
                 }
             }
             before = Some((manifest, digest));
+        }
+        for (_, trouble) in unreadable {
+            self.note(trouble)?;
         }
         Ok(numbers.len())
     }

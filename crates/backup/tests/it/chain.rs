@@ -5,10 +5,10 @@ use std::sync::Arc;
 use backup::Fault;
 use backup::chain::Chain;
 use backup::plan::Moment;
-use backup::shipper::Step;
+use backup::shipper::{EPOCHS_PER_MANIFEST, Pace, Step};
 use backup::source::Source as _;
 
-use crate::model::{Backup, Node, assert_restores, cluster, restore};
+use crate::model::{Backup, Node, assert_restores, cluster, pace, restore};
 use crate::store::MemoryStore;
 
 fn store() -> Arc<MemoryStore> {
@@ -198,4 +198,49 @@ fn nothing_is_claimed_about_a_time_in_which_the_node_heard_nothing() {
     assert!(restore(&*store, Moment::TimeMs(at.time_ms + 2000)).is_ok());
     let future = restore(&*store, Moment::TimeMs(later.time_ms + 1)).err().expect("is not there");
     assert!(future.text.contains("reaches only to revision"), "{future}");
+}
+
+#[test]
+fn a_manifest_lists_a_bounded_number_of_epochs_and_all_are_found() {
+    let (node, store) = (Node::new(14, "raft"), store());
+    let mut backup = Backup::start_with(&node, &store, "one", 0, Pace { base_ms: 1, ..pace() });
+    let (name, mut firsts) = (cluster(), Vec::new());
+    let chain = Chain { store: &*store, cluster: &name };
+    while firsts.len() < 2 * EPOCHS_PER_MANIFEST + 5 {
+        node.work(3);
+        backup.settle();
+        let head = chain.head_or_refuse().expect("is there");
+        assert!(head.first.epochs.len() <= EPOCHS_PER_MANIFEST);
+        if firsts.last() != Some(&head.manifest.epoch) {
+            firsts.push(head.manifest.epoch);
+        }
+    }
+    let head = chain.head_or_refuse().expect("is there");
+    let listed: Vec<u64> = chain.epochs(&head).expect("are listed").into_iter().map(|(at, ..)| at).collect();
+    assert_eq!(listed, firsts);
+    assert_restores(&*store, &node, 60);
+}
+
+#[test]
+fn two_bases_have_no_object_in_common() {
+    let (node, store) = (Node::new(15, "raft"), store());
+    node.work(30);
+    let mut backup = Backup::start_with(&node, &store, "one", 0, Pace { base_ms: 3000, ..pace() });
+    let (name, mut seen) = (cluster(), std::collections::BTreeSet::new());
+    let chain = Chain { store: &*store, cluster: &name };
+    let mut epoch = 0;
+    for _ in 0..100 {
+        // The first chunks of the state stay the same.
+        node.put("last", "x");
+        backup.settle();
+        let head = chain.head_or_refuse().expect("is there");
+        if head.manifest.epoch == epoch {
+            continue;
+        }
+        epoch = head.manifest.epoch;
+        for chunk in head.first.base.expect("has a base").chunks {
+            assert!(seen.insert(chunk.object.name), "prune could delete it beside the process that ships");
+        }
+    }
+    assert!(seen.len() > 2, "{seen:?}");
 }

@@ -182,3 +182,72 @@ fn a_diff_lists_every_change_also_those_that_were_compacted() {
     let (code, said) = run(&["diff", &first, "1999-01-01T00:00:00Z", "--work-dir", &work]);
     assert!(code == 1, "{said}");
 }
+
+/// A separate file system in memory, which is unmounted when this is dropped.
+struct SmallDisk(std::path::PathBuf);
+
+impl SmallDisk {
+    /// Mounts the file system; returns `None` if this process may not mount.
+    fn mount(dir: &TempDir, bytes: u64) -> Option<SmallDisk> {
+        let path = dir.path().join("small-disk");
+        fs::create_dir(&path).expect("is created");
+        let mut mount = std::process::Command::new("mount");
+        mount.args(["-t", "tmpfs", "-o", &format!("size={bytes}"), "tmpfs"]).arg(&path);
+        mount.output().is_ok_and(|output| output.status.success()).then_some(SmallDisk(path))
+    }
+
+    fn resize(&self, bytes: u64) {
+        let mut mount = std::process::Command::new("mount");
+        mount.args(["-o", &format!("remount,size={bytes}")]).arg(&self.0);
+        assert!(mount.output().is_ok_and(|output| output.status.success()), "it can be resized");
+    }
+}
+
+impl Drop for SmallDisk {
+    fn drop(&mut self) {
+        // What stays mounted goes with the machine.
+        let _ = std::process::Command::new("umount").arg("--lazy").arg(&self.0).status();
+    }
+}
+
+#[test]
+fn a_disk_that_is_too_small_ends_a_restore_with_what_is_needed_and_a_larger_one_completes_it() {
+    use std::io::Write as _;
+
+    const MIB: u64 = 1 << 20;
+    let dir = TempDir::new("backup-small-disk");
+    let place = dir.path().join("place");
+    fs::create_dir(&place).expect("is created");
+    let (node, store) = (Node::new(24, "raft"), Arc::new(DirectoryStore::open(&place).expect("exists")));
+    let value = "v".repeat(1 << 20);
+    for number in 0..24 {
+        node.put(&format!("key-{number}"), &value);
+    }
+    let mut backup = Backup::start(&node, &store, "one", 0);
+    backup.settle();
+    let url = format!("file://{}", place.display());
+    let Some(disk) = SmallDisk::mount(&dir, 16 * MIB) else {
+        let words = "SKIPPED a_disk_that_is_too_small_ends_a_restore_with_what_is_needed_and_a_larger_one_completes_it: \
+                     mounting a tmpfs needs root";
+        writeln!(std::io::stderr(), "{words}").expect("standard error is open");
+        return;
+    };
+    let data_dir = disk.0.join("data").display().to_string();
+    let restore = || run(&["restore", &url, "--data-dir", &data_dir]);
+    let left = || fs::read_dir(&disk.0).expect("is readable").count();
+    let (code, said) = restore();
+    assert!(
+        code == 1 && said.contains("the restore needs at least") && said.contains("free space there"),
+        "{said}"
+    );
+    assert_eq!(left(), 0, "nothing was begun");
+    // It looks as if it could suffice, and does not.
+    disk.resize(30 * MIB);
+    let (code, said) = restore();
+    assert!(code == 1 && said.contains("the restore needs about"), "{said}");
+    assert!(said.contains("no space") || said.contains("No space"), "{said}");
+    assert_eq!(left(), 0, "nothing is left on the full disk");
+    disk.resize(400 * MIB);
+    let (code, said) = restore();
+    assert!(code == 0 && said.starts_with("restored revision"), "{said}");
+}

@@ -369,7 +369,7 @@ pub fn restore(store: &impl Store, moment: Moment) -> Result<(Restored, HashKv),
 pub fn restore_in(dir: &Path, store: &impl Store, moment: Moment) -> Result<(Restored, HashKv), Trouble> {
     let cluster = cluster();
     let plan = Chain { store, cluster: &cluster }.plan(moment)?;
-    let cache = dir.join("cache");
+    let cache = backup::Cache { path: dir.join("cache"), keeps: true };
     let work = dir.join("work");
     match std::fs::remove_dir_all(&work) {
         Err(error) if error.kind() != std::io::ErrorKind::NotFound => panic!("{error}"),
@@ -388,7 +388,7 @@ pub fn assert_restores(store: &impl Store, node: &Node, count: usize) {
     let chain_of = cluster();
     let chain = Chain { store, cluster: &chain_of };
     let head = chain.head_or_refuse().expect("there is a backup");
-    let from = chain.epochs(&head).first().map_or(0, |(_, from, _)| from.revision);
+    let from = chain.epochs(&head).expect("are listed").first().map_or(0, |(_, from, _)| from.revision);
     let all: Vec<(&i64, &HashKv)> = hashes.range(from + 1..).collect();
     let step = (all.len() / count).max(1);
     for (revision, hash) in all.iter().rev().step_by(step) {

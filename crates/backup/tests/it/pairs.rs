@@ -137,7 +137,7 @@ fn the_first_revision_after_a_gap_is_there() {
     let name = cluster();
     let chain = Chain { store: &*store, cluster: &name };
     let head = chain.head_or_refuse().expect("is there");
-    let (_, from, _) = chain.epochs(&head).pop().expect("an epoch");
+    let (_, from, _) = chain.epochs(&head).expect("are listed").pop().expect("an epoch");
     let (_, hash) = restore(&*store, Moment::Revision(from.revision)).expect("is there");
     assert_eq!(hash.revision, from.revision);
 }

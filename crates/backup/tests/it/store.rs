@@ -19,6 +19,10 @@ pub enum Failing {
     Half,
     /// It is refused.
     Denied,
+    /// It is answered as failed, and done this many operations later.
+    Late(u64),
+    /// It is done twice, and the second answer is returned.
+    Twice,
 }
 
 /// Decides how the operation of this number, counted from 1, fails.
@@ -36,6 +40,8 @@ struct State {
     objects: BTreeMap<String, Bytes>,
     script: Option<Script>,
     operations: u64,
+    /// Objects that are created once this many operations were begun.
+    late: Vec<(u64, String, Bytes)>,
 }
 
 impl MemoryStore {
@@ -71,6 +77,12 @@ impl MemoryStore {
         let mut state = self.lock();
         state.operations += 1;
         let number = state.operations;
+        let (due, later) = std::mem::take(&mut state.late).into_iter().partition(|(at, ..)| *at <= number);
+        state.late = later;
+        let due: Vec<(u64, String, Bytes)> = due;
+        for (_, name, data) in due {
+            state.objects.entry(name).or_insert(data);
+        }
         state.script.as_mut().and_then(|script| script(number))
     }
 }
@@ -86,7 +98,17 @@ impl Store for MemoryStore {
         if failing == Some(Failing::Before) {
             return Err(failed());
         }
-        let creation = match state.objects.contains_key(name) {
+        if let Some(Failing::Late(operations)) = failing {
+            let at = state.operations + operations;
+            state.late.push((at, name.to_owned(), data));
+            return Err(failed());
+        }
+        let is_there = state.objects.contains_key(name);
+        if failing == Some(Failing::Twice) {
+            state.objects.entry(name.to_owned()).or_insert(data);
+            return Ok(Creation::Existed);
+        }
+        let creation = match is_there {
             true => Creation::Existed,
             false => {
                 let whole = data.len();
@@ -102,8 +124,8 @@ impl Store for MemoryStore {
     fn read(&self, name: &str) -> Result<Option<Bytes>, Trouble> {
         match self.failing() {
             Some(Failing::Denied) => Err(Trouble::new(Fault::Denied, "403 Forbidden")),
+            Some(Failing::Twice) | None => Ok(self.lock().objects.get(name).cloned()),
             Some(_) => Err(failed()),
-            None => Ok(self.lock().objects.get(name).cloned()),
         }
     }
 
@@ -112,7 +134,7 @@ impl Store for MemoryStore {
     }
 
     fn list(&self, directory: &str) -> Result<Listing, Trouble> {
-        if self.failing().is_some() {
+        if self.failing().is_some_and(|failing| failing != Failing::Twice) {
             return Err(failed());
         }
         let prefix = if directory.is_empty() { String::new() } else { format!("{directory}/") };

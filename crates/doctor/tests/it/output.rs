@@ -109,7 +109,7 @@ fn a_sick_cluster() {
     assert!(place("unreachable: members") < place("alarm-nospace: the NOSPACE alarm"), "worst first");
     assert!(place("certificate-expiry: ") < place("slow-disk: syncs"), "warnings behind errors");
     assert!(html.contains(
-        "3 errors, 2 warnings, by 30 rules. Examined 3 members for 10 s, until 2027-01-15T08:00:00Z."
+        "3 errors, 2 warnings, by 31 rules. Examined 3 members for 10 s, until 2027-01-15T08:00:00Z."
     ));
     assert!(
         html.contains("<dt>m3 (10.0.0.3:2379)</dt><dd>not reached: dial tcp 10.0.0.3:2379: i/o timeout</dd>")

@@ -293,6 +293,26 @@ fn what_becomes_free_goes_first_to_those_it_is_held_for() {
 }
 
 #[test]
+fn a_batch_that_waits_for_held_space_is_written_once_it_is_released() {
+    let disk = MemDisk::new(1);
+    let mut log = open(&disk).unwrap();
+    // The reserve becomes the next segment, and no other file can be made.
+    log.log.values().hold_room(u64::MAX / 2, Need::Passing);
+    let mut index = 1;
+    while !log.log.is_starved() {
+        log.put(entries(index..=index, 1, 1000));
+        index += 1;
+        assert!(index < 200, "the log takes space that is held");
+    }
+    assert_eq!(log.log.space(), Space::Ample, "a shortage is reported only once it is known");
+    assert!(!log.log.wants_turn());
+    log.log.values().hold_room(0, Need::More);
+    log.log.turn();
+    log.told(|told| assert_eq!(told.last_index, index - 1));
+    assert!(!log.log.is_starved());
+}
+
+#[test]
 fn a_log_that_cannot_know_what_is_free_gives_up_its_next_segment_for_a_checkpoint() {
     let disk = MemDisk::new(1);
     disk.set_quota(Some(ROOM));

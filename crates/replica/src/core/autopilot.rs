@@ -79,8 +79,8 @@ pub(super) struct Situation {
     pub commit: Index,
     /// All members.
     pub members: Vec<MemberFacts>,
-    /// A member that the CORRUPT alarm names and that is no longer in the cluster.
-    pub removed_corrupt: Option<u64>,
+    /// Members that the CORRUPT alarm names and that are no longer in the cluster.
+    pub removed_corrupt: Vec<u64>,
     /// True if a membership change or a move of leadership is under way, of whomever.
     pub is_changing: bool,
     /// True if one of the voters is a witness.
@@ -522,12 +522,12 @@ impl Autopilot {
         voters: &[&MemberFacts],
         advice: &mut Vec<String>,
     ) -> Option<(Step, String)> {
-        if let Some(id) = situation.removed_corrupt {
-            if self.removed_wrong.contains(&id) {
-                let why =
-                    "the member that the CORRUPT alarm names had other data, and is no longer in the cluster";
-                return Some((Step::Disarm(id), why.to_owned()));
-            }
+        if let Some(id) = situation.removed_corrupt.iter().find(|id| self.removed_wrong.contains(id)) {
+            let why =
+                "the member that the CORRUPT alarm names had other data, and is no longer in the cluster";
+            return Some((Step::Disarm(*id), why.to_owned()));
+        }
+        for id in &situation.removed_corrupt {
             // Whoever removed it may know more than the autopilot; the alarm alone does not say whose data are wrong.
             advice.push(format!(
                 "the member {id:x}, which the CORRUPT alarm names, is no longer in the cluster: if the data of the others \
@@ -621,8 +621,10 @@ impl Autopilot {
         }
         let answering = voters.iter().filter(|other| self.is_alive(other.id)).count();
         let spares = situation.members.iter().filter(|member| {
+            // The comparison may know that its data are wrong before the alarm names it.
             member.is_learner
                 && !member.is_corrupt
+                && !self.differs(member.id)
                 && self.is_alive(member.id)
                 && self.report(member.id).is_some()
         });
@@ -699,6 +701,11 @@ impl Autopilot {
             }
             match self.report(learner.id) {
                 Some(report) if report.is_standby => {}
+                Some(_) if self.differs(learner.id) => advice.push(format!(
+                    "{} has caught up, and its state differs from the leader's, so it is not promoted: compare the members with \
+                     `mainstay ctl endpoint hashkv --cluster`",
+                    label(learner)
+                )),
                 Some(_) if answering + 1 < quorum(voters.len() + 1) => advice.push(format!(
                     "{} has caught up, and too few voters answer for one more: start the others again",
                     label(learner)
@@ -762,6 +769,7 @@ impl Autopilot {
     /// decided again.
     pub fn begin(&mut self, step: Step, why: &str, at_ms: u64) -> bool {
         let now = self.time;
+        let is_wrong = matches!(step, Step::Remove(id) if self.differs(id));
         let Some(watch) = &mut self.watch else { return false };
         watch.next_step = now + self.options.interval;
         watch.stepped = true;
@@ -770,10 +778,8 @@ impl Autopilot {
             return false;
         }
         watch.is_open = !dry;
-        if let Step::Remove(id) = step
-            && watch.compared.as_ref().is_some_and(|compared| compared.differing.contains(&id))
-        {
-            self.removed_wrong.insert(id);
+        if is_wrong {
+            self.removed_wrong.insert(step.member());
         }
         let outcome = if dry { StepOutcome::DryRun } else { StepOutcome::Open };
         if self.records.len() >= STEPS_MAX {
@@ -798,6 +804,9 @@ impl Autopilot {
         }
         if let Some(last) = self.records.back_mut().filter(|last| last.outcome == StepOutcome::Open) {
             last.outcome = if error.is_some() { StepOutcome::Failed } else { StepOutcome::Done };
+            if let (Step::Disarm(id), None) = (last.step, error) {
+                self.removed_wrong.remove(&id);
+            }
             last.error = error.unwrap_or_default().to_owned();
         }
     }

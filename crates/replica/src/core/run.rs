@@ -288,9 +288,9 @@ impl Core {
     }
 
     /// Returns true if the log does not have all the free space that it needs for its next segment and its
-    /// reserve.
+    /// reserve, or has batches that lack a segment.
     pub fn log_lacks_space(&self) -> bool {
-        self.log.space() != log::Space::Ample
+        self.log.space() != log::Space::Ample || self.log.is_starved()
     }
 
     /// Lets the log do its work, with at most `batches_max` batches in one write. Only for a log without its

@@ -13,6 +13,10 @@
 //! voters that the newest log has from its last known committed entry on. Suppose it lacked a committed entry, and
 //! take the first such: all earlier ones are in the log, so the set of voters that committed it is one of these.
 //!
+//! A cluster that was begun again with some of its members (`--force-new-cluster`) has a second history, for which
+//! none of this holds. It is recognized where a directory has a committed entry, or a state, that the newest does not
+//! have ([`Judgement::contradict`]), or entries of a member that the newest log does not count as a voter.
+//!
 //! With fewer directories, nothing is known about what only the missing members have acknowledged.
 
 use numbers::{EntryId, Index};
@@ -39,8 +43,13 @@ pub(super) struct Judgement {
     /// Highest index that some directory knows to be committed, if it is after the end of the newest log: the entries
     /// in between are in no directory.
     pub lost: Option<Index>,
-    /// Directories with a committed entry that the newest log does not have: it is of another history.
+    /// Directories with a committed entry that the newest log does not have, or with another state: they are of another
+    /// history.
     pub contradicting: Vec<usize>,
+    /// Directories with entries that the newest log does not have, of members that do not vote in its configuration.
+    /// These entries were never committed, unless the newest log is of a cluster that was begun without these members
+    /// (`--force-new-cluster`): a majority of the old cluster may then have acknowledged them.
+    pub estranged: Vec<usize>,
     /// Comparison of each directory with the newest.
     pub relations: Vec<Relation>,
     /// Positions of shadows with revisions above that of the newest log.
@@ -107,6 +116,7 @@ impl Judgement {
                 maybe: best.last.index,
                 lost: None,
                 contradicting: Vec::new(),
+                estranged: Vec::new(),
                 relations: vec![Relation::Apart; all.len()],
                 shadows_ahead: Vec::new(),
             });
@@ -123,6 +133,20 @@ impl Judgement {
             .iter()
             .filter(|(_, found)| found.has_log() && lacks_committed(best, found))
             .map(|(at, _)| *at)
+            .collect();
+        let votes = |id: u64| best.voters.iter().flatten().any(|voter| *voter == id);
+        let estranged: Vec<usize> = numbered
+            .iter()
+            .filter(|(at, found)| {
+                let has_own = matches!(relations[*at], Relation::Differs { .. } | Relation::Unclear);
+                let was_voter = found.voters.iter().flatten().any(|voter| *voter == found.member_id);
+                has_own
+                    && was_voter
+                    && matches!(found.kind, Kind::Member | Kind::Copy)
+                    && !votes(found.member_id)
+            })
+            .map(|(at, _)| *at)
+            .filter(|at| !contradicting.contains(at))
             .collect();
         let heard = all.iter().filter(|found| found.has_log()).map(|found| found.heard).max();
         let lost = heard.filter(|heard| *heard > best.last.index && contradicting.is_empty());
@@ -147,6 +171,7 @@ impl Judgement {
             _ => best.last.index,
         };
         let is_complete = contradicting.is_empty()
+            && estranged.is_empty()
             && lost.is_none()
             && !best.voters.is_empty()
             && best.voters.iter().all(is_majority);
@@ -163,9 +188,20 @@ impl Judgement {
             maybe,
             lost,
             contradicting,
+            estranged,
             relations,
             shadows_ahead,
         })
+    }
+
+    /// Records that the state of a directory is not one that the newest log has had: it is of another history.
+    pub(super) fn contradict(&mut self, at: usize) {
+        if !self.contradicting.contains(&at) {
+            self.contradicting.push(at);
+            self.contradicting.sort_unstable();
+        }
+        self.estranged.retain(|other| *other != at);
+        (self.is_complete, self.lost) = (false, None);
     }
 }
 
@@ -187,6 +223,17 @@ fn shared(found: &Found, best: &Found, relation: Relation) -> Index {
 fn lacks_committed(best: &Found, other: &Found) -> bool {
     let EntryId { index, term } = other.committed;
     if index > best.last.index || best.terms.at(index).is_some_and(|known| known != term) {
+        return true;
+    }
+    if other.committed == best.committed && other.committed_revision != best.committed_revision {
+        return true;
+    }
+    let starts = best.terms.runs().iter().chain(other.terms.runs()).map(|run| run.index);
+    let differ = |at: Index| {
+        let (one, two) = (best.terms.at(at), other.terms.at(at));
+        one.is_some() && two.is_some() && one != two
+    };
+    if starts.filter(|start| *start <= index).any(differ) {
         return true;
     }
     let first = best.first_checksum().max(other.first_checksum());
@@ -236,7 +283,7 @@ fn common(one: &Found, other: &Found) -> Option<Index> {
 }
 
 #[cfg(test)]
-mod tests {
+pub(super) mod tests {
     use std::path::PathBuf;
 
     use machine::Members;
@@ -246,7 +293,7 @@ mod tests {
     use super::*;
 
     /// Returns the directory of member `id` of three, with these runs of terms (first index, term), up to `last`.
-    fn member(id: u64, runs: &[(u64, u64)], last: u64, committed: u64) -> Found {
+    pub(in crate::recover) fn member(id: u64, runs: &[(u64, u64)], last: u64, committed: u64) -> Found {
         let mut terms = Terms::default();
         for (index, term) in runs {
             terms.push(EntryId { index: Index(*index), term: Term(*term) });
@@ -374,6 +421,36 @@ mod tests {
         assert_eq!(judged(&twins(&[])).contradicting, [0; 0], "nothing is known of the contents");
         let same_end = [member(1, &[(1, 1), (11, 5)], 45, 45), member(2, &[(1, 1), (11, 2)], 40, 40)];
         assert_eq!(judged(&same_end).contradicting, [1]);
+    }
+
+    #[test]
+    fn entries_of_a_member_that_the_newest_does_not_count_may_have_been_acknowledged() {
+        // Member 1 was started alone with --force-new-cluster. Members 2 and 3 have acknowledged entries 11 to 40, of
+        // which member 2 has not heard that they are committed.
+        let alone = Found { voters: vec![vec![1]], ..member(1, &[(1, 1), (11, 5)], 15, 15) };
+        let all = [alone.clone(), member(2, &[(1, 1), (11, 2)], 40, 10)];
+        let found = judged(&all);
+        assert_eq!((found.newest, &*found.estranged, found.is_complete), (0, &[1][..], false));
+        // A directory that ends before tells nothing that the newest does not have.
+        let all = [alone, member(2, &[(1, 1)], 10, 10)];
+        assert_eq!((judged(&all).estranged, judged(&all).is_complete), (vec![], true));
+        // The tail of a member that votes was never committed.
+        let all = [member(1, &[(1, 1), (11, 5)], 15, 15), member(2, &[(1, 1), (11, 2)], 40, 10)];
+        assert_eq!((judged(&all).estranged, judged(&all).is_complete), (vec![], true));
+    }
+
+    #[test]
+    fn the_same_last_committed_entry_after_other_ones_is_another_history() {
+        // Two restores of different snapshots under the same ids: entry 30 is of term 3 in both.
+        let other = member(2, &[(1, 2), (25, 3)], 30, 30);
+        let all = [member(1, &[(1, 1), (25, 3)], 31, 30), other.clone()];
+        assert_eq!(judged(&all).contradicting, [1]);
+        let same = Found { committed_revision: Revision(29), ..member(2, &[(1, 1), (25, 3)], 30, 30) };
+        assert_eq!(
+            judged(&[all[0].clone(), same]).contradicting,
+            [1],
+            "the same entries cannot give another revision"
+        );
     }
 
     #[test]

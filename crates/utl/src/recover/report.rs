@@ -2,11 +2,13 @@
 
 use std::collections::HashMap;
 use std::fmt::Write as _;
+use std::hash::{BuildHasher as _, RandomState};
 use std::path::PathBuf;
 
 use cli::Table;
 use numbers::Revision;
 use serde_json::{Value, json};
+use storage::kv_hash::KvHash;
 use storage::stopped::Stopped;
 
 use super::found::{Found, Kind, member_name};
@@ -31,6 +33,34 @@ pub(super) struct Report {
     pub judgement: Judgement,
     /// Loss of each directory of `found`; `None` if it lacks no revision of the newest.
     pub losses: Vec<Option<Loss>>,
+    /// Directories whose keys at a committed revision are not those of the newest, with that revision.
+    pub different: Vec<(usize, Revision)>,
+}
+
+/// Returns a digest of the keys of a state at a revision, with their values' checksums, revisions and leases; `None` if
+/// the history does not reach to that revision. It does not depend on what was compacted. Digests with the same `seed`
+/// can be compared.
+pub(super) fn keys_at(stopped: &mut Stopped, at: Revision, seed: &RandomState) -> Option<u64> {
+    let view = stopped.machine.store.publish();
+    if at < view.snapshot().compact_revision() || at > stopped.machine.store.current_revision() {
+        return None;
+    }
+    let mut live: HashMap<u64, u64> = HashMap::new();
+    mvcc::hash_versions(&view, Revision::CURRENT, |version| {
+        if version.main() > at {
+            return;
+        }
+        let key = seed.hash_one(version.key());
+        if version.is_tombstone() {
+            live.remove(&key);
+            return;
+        }
+        let mut hash = KvHash::default();
+        hash.feed_checksum(version);
+        live.insert(key, seed.hash_one((key, hash.finish())));
+    })
+    .ok()?;
+    Some(live.into_values().fold(0, u64::wrapping_add))
 }
 
 /// Computes what each of `others` lacks of the newest state, which `newest` holds.
@@ -198,7 +228,36 @@ impl Report {
             );
             return lines;
         }
+        for (at, revision) in &self.different {
+            lines.push(format!(
+                "{} has other keys at revision {revision} than {}: these are two histories, for example because two snapshots \
+                 were restored under one cluster id, or the data of one of them are wrong. Decide which of them to keep, and \
+                 give only its directories.",
+                self.found[*at].dir.display(),
+                newest.dir.display()
+            ));
+        }
+        for at in &judgement.estranged {
+            let other = &self.found[*at];
+            let own = match judgement.relations[*at] {
+                Relation::Differs { common, own, .. } => {
+                    format!("{} after entry {common} of its own", counted(own, "entry"))
+                }
+                _ => "entries that cannot be compared".to_owned(),
+            };
+            lines.push(format!(
+                "{} has {own}, and {} does not count {} as a voter: if its cluster was begun with --force-new-cluster, the others \
+                 may have acknowledged them. If {} was removed in the usual way, leave its directory out.",
+                other.dir.display(),
+                newest.dir.display(),
+                other.name(),
+                other.name()
+            ));
+        }
         for at in &judgement.contradicting {
+            if self.different.iter().any(|(other, _)| other == at) {
+                continue;
+            }
             let other = &self.found[*at];
             lines.push(format!(
                 "{} has committed entry {} of term {}, which {} does not have: these are two histories, for example because one \
@@ -222,7 +281,23 @@ impl Report {
                 "Directories of {here} of {} are here: no acknowledged write is missing.",
                 counted(all as u64, "voter")
             ));
-        } else if judgement.contradicting.is_empty() && judgement.lost.is_none() {
+            let torn: Vec<String> = self
+                .found
+                .iter()
+                .filter(|found| found.is_torn && judgement.present.contains(&found.member_id))
+                .map(|found| found.dir.display().to_string())
+                .collect();
+            if !torn.is_empty() && here - torn.len().min(here) < judgement.quorum {
+                lines.push(format!(
+                    "That counts on {}, whose log ends with an interrupted write: nothing on a disk shows whether that write had \
+                     been synced and was damaged later. A start of these members would count on it, too.",
+                    torn.join(", ")
+                ));
+            }
+        } else if judgement.contradicting.is_empty()
+            && judgement.estranged.is_empty()
+            && judgement.lost.is_none()
+        {
             let why = if here < judgement.quorum {
                 format!("{} are needed", judgement.quorum)
             } else {
@@ -321,6 +396,7 @@ impl Report {
             "perhaps_acknowledged_index": judgement.maybe.0,
             "lost_up_to_index": judgement.lost.map(|index| index.0),
             "contradicting": judgement.contradicting.iter().map(dir).collect::<Vec<_>>(),
+            "estranged": judgement.estranged.iter().map(dir).collect::<Vec<_>>(),
             "shadows_ahead": judgement.shadows_ahead.iter().map(dir).collect::<Vec<_>>(),
             "directories": directories,
             "unusable": unusable,
@@ -335,5 +411,27 @@ pub(super) fn counted(number: u64, noun: &str) -> String {
         (1, _) => format!("1 {noun}"),
         (_, Some(stem)) if noun != "key" => format!("{number} {stem}ies"),
         _ => format!("{number} {noun}s"),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::recover::judgement::tests::member;
+
+    #[test]
+    fn what_counts_on_a_log_with_a_torn_end_is_said() {
+        let counts_on = |found: Vec<Found>| {
+            let judgement = Judgement::of(&found).expect("there are directories");
+            assert!(judgement.is_complete);
+            let losses = vec![None; found.len()];
+            let report = Report { found, unusable: Vec::new(), judgement, losses, different: Vec::new() };
+            report.certainty().iter().any(|line| line.starts_with("That counts on m2"))
+        };
+        let torn = Found { is_torn: true, ..member(2, &[(1, 1)], 20, 5) };
+        assert!(counts_on(vec![member(1, &[(1, 1)], 20, 5), torn.clone()]));
+        let third = member(3, &[(1, 1)], 20, 5);
+        assert!(!counts_on(vec![member(1, &[(1, 1)], 20, 5), torn, third]), "the others are a majority");
+        assert!(!counts_on(vec![member(1, &[(1, 1)], 20, 5), member(2, &[(1, 1)], 20, 5)]));
     }
 }

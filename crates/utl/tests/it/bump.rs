@@ -103,7 +103,7 @@ fn a_raised_revision_comes_over_by_every_way() {
 }
 
 /// Writes a snapshot of these changes, none of which has a value.
-fn database(path: &Path, changes: &[ChangeHead<'_>]) {
+pub fn database(path: &Path, changes: &[ChangeHead<'_>]) {
     let (release, meta) = (Release::V3_6, Meta::default());
     let mut sizes = BackendLayout::new(release);
     sizes.meta(&meta).expect("fits");

@@ -9,6 +9,7 @@ mod import;
 mod kit;
 mod old_store;
 mod places;
+mod recover;
 #[path = "../../../interchange/tests/it/relog.rs"]
 mod relog;
 mod restore;

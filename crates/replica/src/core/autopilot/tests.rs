@@ -17,6 +17,8 @@ struct Simulated {
     is_corrupt: bool,
     /// True if the member has the data of the others although the CORRUPT alarm names it.
     is_accused_wrongly: bool,
+    /// True if the member has other data and no alarm names it yet.
+    differs_unnamed: bool,
     drains: bool,
     zone: &'static str,
     clients: u64,
@@ -40,6 +42,7 @@ impl Simulated {
             keeps_up: true,
             is_corrupt: false,
             is_accused_wrongly: false,
+            differs_unnamed: false,
             drains: false,
             zone: "",
             clients: 0,
@@ -70,7 +73,7 @@ impl Simulated {
 struct Cluster {
     members: Vec<Simulated>,
     removed: Vec<u64>,
-    removed_corrupt: Option<u64>,
+    removed_corrupt: Vec<u64>,
     leader: u64,
     term: u64,
     commit: u64,
@@ -95,7 +98,7 @@ impl Cluster {
         Cluster {
             members,
             removed: Vec::new(),
-            removed_corrupt: None,
+            removed_corrupt: Vec::new(),
             leader: 1,
             term: 1,
             commit: 0,
@@ -139,7 +142,7 @@ impl Cluster {
             own: self.leader,
             commit: Index(self.commit),
             members: facts.collect(),
-            removed_corrupt: self.removed_corrupt,
+            removed_corrupt: self.removed_corrupt.clone(),
             is_changing: self.is_changing,
             has_witness: self.has_witness,
         }
@@ -177,7 +180,8 @@ impl Cluster {
             (member.id, (member.answers && member.reports).then_some(report))
         });
         let reports = reports.collect();
-        let differs = |member: &&Simulated| member.is_corrupt && !member.is_accused_wrongly;
+        let differs =
+            |member: &&Simulated| member.differs_unnamed || member.is_corrupt && !member.is_accused_wrongly;
         let (differ, agree): (Vec<_>, Vec<_>) =
             self.members.iter().filter(|member| member.answers).partition(differs);
         let ids = |members: Vec<&Simulated>| members.into_iter().map(|member| member.id).collect();
@@ -214,7 +218,7 @@ impl Cluster {
                 assert!(member.is_started, "{id} was never started: {why}");
                 self.members.retain(|member| member.id != id);
                 self.removed.push(id);
-                self.removed_corrupt = member.is_corrupt.then_some(id).or(self.removed_corrupt);
+                self.removed_corrupt.extend(member.is_corrupt.then_some(id));
             }
             Step::MoveLeader(id) => {
                 self.autopilot.ended(None);
@@ -223,7 +227,8 @@ impl Cluster {
                 return self.lead(id);
             }
             Step::Disarm(id) => {
-                assert_eq!(self.removed_corrupt.take(), Some(id));
+                assert!(self.removed_corrupt.contains(&id));
+                self.removed_corrupt.retain(|other| *other != id);
             }
         }
         self.autopilot.ended(None);
@@ -657,8 +662,36 @@ fn a_member_that_the_alarm_names_wrongly_stays() {
     // Somebody removes the member all the same: the alarm stays, because the others may be the wrong ones.
     cluster.members.retain(|member| member.id != 2);
     cluster.member(4).is_corrupt = false;
-    cluster.removed_corrupt = Some(2);
+    cluster.removed_corrupt = vec![2];
     cluster.run(GONE_AFTER);
     assert!(!cluster.taken().contains(&Step::Disarm(2)), "{:?}", cluster.steps);
     assert!(cluster.advice.iter().any(|advice| advice.contains("disarm")), "{:?}", cluster.advice);
+}
+
+#[test]
+fn a_learner_whose_data_differ_is_not_promoted_before_the_alarm_names_it() {
+    let learners = vec![Simulated::standby(4), Simulated::learner(5)];
+    let mut cluster = Cluster::new([voters(3), learners].concat());
+    for id in [4, 5] {
+        cluster.member(id).differs_unnamed = true;
+    }
+    cluster.member(2).answers = false;
+    cluster.run(GONE_AFTER * 3);
+    assert_eq!(cluster.taken(), []);
+    assert!(cluster.said("its state differs from the leader's"), "{:?}", cluster.advice);
+    cluster.members.push(Simulated::standby(6));
+    cluster.run(GONE_AFTER);
+    assert_eq!(cluster.taken(), [Step::Promote(6), Step::Remove(2)]);
+}
+
+#[test]
+fn the_alarm_of_a_removed_member_that_it_does_not_know_keeps_no_other_alarm_raised() {
+    let mut cluster = Cluster::new([voters(3), vec![Simulated::standby(4)]].concat());
+    // A person has removed this one, and its alarm stays.
+    cluster.removed_corrupt = vec![9];
+    cluster.member(2).is_corrupt = true;
+    cluster.run(Duration::from_secs(240));
+    assert_eq!(cluster.taken(), [Step::Promote(4), Step::Remove(2), Step::Disarm(2)]);
+    assert_eq!(cluster.removed_corrupt, [9]);
+    assert!(cluster.autopilot.removed_wrong.is_empty(), "what is disarmed is forgotten");
 }

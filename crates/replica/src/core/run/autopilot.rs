@@ -100,7 +100,8 @@ impl Core {
             removed_corrupt: corrupt
                 .iter()
                 .map(|alarm| alarm.member_id)
-                .find(|id| members.removed.contains(id)),
+                .filter(|id| members.removed.contains(id))
+                .collect(),
             is_changing: !self.membership.is_idle()
                 || self.node.has_pending_change()
                 || self.node.transferring().is_some(),
