@@ -50,11 +50,13 @@
 //! So a block that was copied from another run or another position is not accepted.
 
 mod manifest;
+mod run_blocks;
 mod run_reader;
 mod run_writer;
 mod store;
 
 pub use manifest::{Manifest, Run};
+pub use run_blocks::RunBlocks;
 pub use run_reader::RunReader;
 pub use run_writer::RunWriter;
 pub use store::{CheckpointStore, CommitError};
