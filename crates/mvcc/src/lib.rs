@@ -28,6 +28,7 @@
 //! unsafe blocks elsewhere give a pointer the lifetime of the owner that keeps its target alive, and `load`
 //! also frees the objects of a load that failed.
 
+mod base;
 mod compaction;
 mod cursor;
 mod epoch;
@@ -42,6 +43,7 @@ mod tree;
 mod version;
 mod view;
 
+pub use base::{BLOCK_VERSIONS_MAX, BlockId, Blocks, ChangeBlock, KeyBlock, NO_BLOCK};
 pub use compaction::CompactProgress;
 pub use epoch::Census;
 pub use hash::{HashWalk, hash_versions};
