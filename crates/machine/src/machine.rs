@@ -743,20 +743,14 @@ impl Machine {
     /// Stores the new location of a value that was copied to another segment. Returns false without a change
     /// if the version no longer exists, or its value is no longer at `from`.
     pub fn relocate(&mut self, change: ChangeId, from: Location, to: Location) -> bool {
-        let snapshot = self.store.snapshot();
-        let Some(version) = snapshot.version_at(change) else { return false };
-        if version.location() != from || version.value_len() == 0 {
-            return false;
-        }
-        let before = version.value();
-        version.set_location(to);
+        let Some(before) = self.store.relocate(change, from, to) else { return false };
         if let Some(old) = self.usage.get_mut(&from.segment()) {
             old.remove(before);
         }
         if planted::is(Bug::MovedValueNotCounted) {
             return true;
         }
-        self.usage.entry(to.segment()).or_default().add(version.value());
+        self.usage.entry(to.segment()).or_default().add(Value { location: to, ..before });
         true
     }
 

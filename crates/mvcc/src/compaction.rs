@@ -64,7 +64,13 @@ impl Store {
             if version.is_tombstone() && version.superseded() == Revision(0) {
                 assert!(self.keys.remove(version.key(), &mut self.epochs) == slot);
             }
-            assert!(self.revisions.remove(version.id(), &mut self.epochs) == slot);
+            if version.id() > self.settled {
+                assert!(self.revisions.remove(version.id(), &mut self.epochs) == slot);
+            } else {
+                // The base lists the version; the entry is not valid any more once the tree of keys does not
+                // lead to the version.
+                self.settled_versions -= 1;
+            }
             self.epochs.retire(Retired::new(version.record().as_ptr(), Kind::Version));
             count += 1;
         }
@@ -77,7 +83,12 @@ impl Store {
 
     /// Returns true if no version that the compact revision made unreadable is left to remove.
     pub fn is_removal_done(&self) -> bool {
-        self.peek_removable(self.compacted).is_none()
+        self.is_removal_done_through(self.compacted)
+    }
+
+    /// Returns true if no version that a compaction at `through` removes is left to remove.
+    pub(crate) fn is_removal_done_through(&self, through: Revision) -> bool {
+        self.peek_removable(through).is_none()
     }
 
     /// Adds a version to those that a compaction can remove.

@@ -215,9 +215,15 @@ fn run(seed: u64, operations: u64, deletes: u64) {
         }
         if random.below(3) == 0 {
             let segment = random.next() as u32 >> 1;
-            let snapshot = store.snapshot();
-            for version in snapshot.range(KeyRange::ALL, Revision::CURRENT).expect("reads").take(3) {
-                version.set_location(Location::new(segment, version.main().0 as u32));
+            let values: Vec<(ChangeId, Location)> = {
+                let snapshot = store.snapshot();
+                let range = snapshot.range(KeyRange::ALL, Revision::CURRENT).expect("reads");
+                let with_bytes = range.take(3).filter(|version| version.value_len() > 0);
+                with_bytes.map(|version| (version.id(), version.location())).collect()
+            };
+            for (change, from) in values {
+                let moved = store.relocate(change, from, Location::new(segment, change.main.0 as u32));
+                assert!(moved.is_some());
             }
         }
         let newest = store.publish();

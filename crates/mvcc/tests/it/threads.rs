@@ -5,7 +5,7 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
 use mainstay_mvcc::{HashWalk, KeyRange, Location, Store, Value, View};
-use numbers::{LeaseId, Revision};
+use numbers::{ChangeId, LeaseId, Revision};
 
 use crate::random::Random;
 
@@ -145,8 +145,13 @@ fn hammer(load: &Load) {
             store.compact_step(30, |_| ());
             // Moves values to a random location whose two halves are equal.
             let moved = random.next() as u32 & Location::SEGMENT_MAX;
-            for version in store.snapshot().range(KeyRange::ALL, Revision::CURRENT).unwrap().take(5) {
-                version.set_location(Location::new(moved, moved));
+            let values: Vec<(ChangeId, Location)> = {
+                let snapshot = store.snapshot();
+                let range = snapshot.range(KeyRange::ALL, Revision::CURRENT).unwrap().take(5);
+                range.map(|version| (version.id(), version.location())).collect()
+            };
+            for (change, from) in values {
+                assert!(store.relocate(change, from, Location::new(moved, moved)).is_some());
             }
             let view = store.publish();
             *newest.lock().unwrap() = view;
