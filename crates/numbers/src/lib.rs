@@ -265,6 +265,18 @@ pub struct BlockPlace {
     pub crc: u32,
 }
 
+impl BlockPlace {
+    /// Length of the header before each block, in bytes.
+    pub const HEAD_BYTES: u64 = 8;
+
+    /// Returns the number and the offset of the next block in the file, if there is one.
+    #[must_use]
+    pub const fn next(self) -> BlockPlace {
+        let offset = self.offset.saturating_add(BlockPlace::HEAD_BYTES).saturating_add(self.len as u64);
+        BlockPlace { number: self.number.saturating_add(1), offset, len: 0, crc: 0 }
+    }
+}
+
 /// A revision of the store, as etcd counts them: an empty store has revision 1, and each transaction that
 /// changes something increases it by one. In requests 0 means the newest revision; requests with negative
 /// revisions are refused before they get this type.

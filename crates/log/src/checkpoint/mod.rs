@@ -70,7 +70,7 @@ const RUN_MAGIC: [u8; 8] = *b"MNSTRUN\n";
 const MANIFEST_MAGIC: [u8; 8] = *b"MNSTMAN\n";
 const VERSION: u32 = 1;
 const RUN_HEAD_BYTES: usize = 32;
-const BLOCK_HEAD_BYTES: usize = 8;
+const BLOCK_HEAD_BYTES: usize = numbers::BlockPlace::HEAD_BYTES as usize;
 const FOOTER_BYTES: usize = 28;
 
 fn block_crc(seed: u32, number: u64, payload: &[u8]) -> u32 {

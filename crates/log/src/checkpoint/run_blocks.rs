@@ -127,20 +127,19 @@ impl RunBlocks {
     ///
     /// Returns an error if the places are those of another run, or not all.
     pub fn check_places(&self, places: impl IntoIterator<Item = BlockPlace>) -> Result<(), OpenError> {
-        let (mut number, mut offset, mut payload_bytes, mut total_crc) = (0, self.begin, 0, 0);
+        let (mut next, mut payload_bytes, mut total_crc) = (self.first(), 0, 0);
         for place in places {
-            if (place.number, place.offset) != (number, offset) {
-                return Err(self.damaged(offset, "the run has another block here than was recorded"));
+            if (place.number, place.offset) != (next.number, next.offset) {
+                return Err(self.damaged(next.offset, "the run has another block here than was recorded"));
             }
             self.check_bounds(place)?;
-            number += 1;
-            offset += BLOCK_HEAD_BYTES as u64 + u64::from(place.len);
+            next = place.next();
             payload_bytes += u64::from(place.len);
             total_crc = crc32c::crc32c_append(total_crc, &place.crc.to_le_bytes());
         }
-        let counted = (number, payload_bytes, total_crc, offset);
+        let counted = (next.number, payload_bytes, total_crc, next.offset);
         if counted != (self.blocks, self.payload_bytes, self.total_crc, self.end) {
-            return Err(self.damaged(offset, "the blocks of the run are not those that were recorded"));
+            return Err(self.damaged(next.offset, "the blocks of the run are not those that were recorded"));
         }
         Ok(())
     }
@@ -168,7 +167,9 @@ impl RunBlocks {
         }
     }
 
-    fn damaged(&self, offset: u64, found: &str) -> OpenError {
+    /// Returns the error of damage that the caller has found in the block at this offset.
+    #[must_use]
+    pub fn damaged(&self, offset: u64, found: &str) -> OpenError {
         OpenError::damaged(&self.path, offset, found)
     }
 }

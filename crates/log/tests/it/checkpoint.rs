@@ -201,11 +201,8 @@ fn single_blocks_are_read_at_their_places_by_many_threads() {
     let mut at = reader.first();
     for (place, payload) in &blocks {
         assert_eq!(reader.locate(at.number, at.offset).unwrap(), *place);
-        at = BlockPlace {
-            number: at.number + 1,
-            offset: at.offset + 8 + payload.len() as u64,
-            ..BlockPlace::default()
-        };
+        assert_eq!(place.next().offset, at.offset + 8 + payload.len() as u64);
+        at = place.next();
     }
     assert!(reader.locate(at.number, at.offset).is_err(), "the footer is no block");
     std::thread::scope(|scope| {

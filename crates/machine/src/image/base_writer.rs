@@ -118,26 +118,28 @@ struct OpenChanges {
 type Written = (BaseFile, Vec<Vec<u8>>);
 
 impl BaseWriter {
-    /// Begins a base of everything that can be read. Returns `None` if no version can be settled, because nothing was
-    /// compacted.
+    /// Returns true if versions of the state with this head can be settled: something was compacted.
+    pub fn can_settle(head: &Head) -> bool {
+        head.compact_revision > Revision::FIRST
+    }
+
+    /// Begins a base of everything that can be read.
     ///
     /// # Panics
     ///
-    /// Panics if the state and the head are not from the same point in time, and later if a value is compressed
-    /// although the head says that none is.
-    pub fn new(state: impl Into<AsOf>, head: Head) -> Option<BaseWriter> {
+    /// Panics if the state and the head are not from the same point in time, or if no version can be settled; and later
+    /// if a value is compressed although the head says that none is.
+    pub fn new(state: impl Into<AsOf>, head: Head) -> BaseWriter {
         let state = state.into();
         assert_eq!(
             (state.moment().revision(), state.moment().compact_revision()),
             (head.revision, head.compact_revision),
             "head and state are of one moment"
         );
-        if head.compact_revision <= Revision::FIRST {
-            return None;
-        }
+        assert!(BaseWriter::can_settle(&head), "a base in blocks has versions that are settled");
         let (revision, compact_revision, applied_index) =
             (head.revision, head.compact_revision, head.applied_index);
-        Some(BaseWriter {
+        BaseWriter {
             state,
             head,
             stage: Stage::Head,
@@ -151,7 +153,7 @@ impl BaseWriter {
             settled_versions: 0,
             entries: 0,
             unplaced: VecDeque::new(),
-        })
+        }
     }
 
     /// Returns the next blocks, of about 128 KiB together or one block that is longer, and the file to which they are

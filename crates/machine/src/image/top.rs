@@ -15,8 +15,6 @@ use crate::machine::SegmentUse;
 const OF_KEYS: u64 = 1;
 /// First number of a list of change blocks in a block of the top.
 const OF_CHANGES: u64 = 2;
-/// Length in bytes of the header before each block of a file.
-const BLOCK_HEAD_BYTES: u64 = 8;
 /// Maximum number of versions in a key block: a block has less than twice [`BLOCK_BYTES`] before its last version, and
 /// an entry has at least two bytes.
 const VERSIONS_MAX: u64 = BLOCK_BYTES as u64;
@@ -125,12 +123,12 @@ impl BaseTop {
     }
 
     /// Returns the places of all key blocks, in order.
-    pub fn key_places(&self) -> impl Iterator<Item = BlockPlace> + '_ {
+    pub fn key_places(&self) -> impl Iterator<Item = BlockPlace> + Clone + '_ {
         (0..self.key_blocks()).filter_map(|number| self.key_place(number))
     }
 
     /// Returns the places of all change blocks, in order.
-    pub fn change_places(&self) -> impl Iterator<Item = BlockPlace> + '_ {
+    pub fn change_places(&self) -> impl Iterator<Item = BlockPlace> + Clone + '_ {
         (0..self.change_blocks()).filter_map(|number| self.change_place(number))
     }
 
@@ -487,7 +485,7 @@ fn crc(input: &mut Input<'_>) -> Result<u32, Malformed> {
 }
 
 fn behind(offset: u64, len: u32) -> Result<u64, Malformed> {
-    offset.checked_add(BLOCK_HEAD_BYTES + u64::from(len)).ok_or(Malformed("a number out of range"))
+    offset.checked_add(BlockPlace::HEAD_BYTES + u64::from(len)).ok_or(Malformed("a number out of range"))
 }
 
 impl Totals {

@@ -113,7 +113,7 @@ fn write(mut writer: BaseWriter, mut between: impl FnMut()) -> Result<(Files, Ba
 
 pub fn base(machine: &mut Machine) -> (Files, BaseTop) {
     let (view, head) = (machine.store.publish(), machine.head());
-    let writer = BaseWriter::new(view, head).expect("something was compacted");
+    let writer = BaseWriter::new(view, head);
     write(writer, || ()).expect("a held view has everything")
 }
 
@@ -345,10 +345,9 @@ fn a_base_in_slices_is_that_of_a_frozen_view() {
     for seed in 0..4 {
         let mut world = World::new(seed);
         let (view, head) = (world.view(), world.machine.head());
-        let frozen = BaseWriter::new(Arc::clone(&view), head.clone()).unwrap();
+        let frozen = BaseWriter::new(Arc::clone(&view), head.clone());
         let sliced =
-            BaseWriter::new(world.as_of(view.moment_of_everything()).of_what_is_readable(), head.clone())
-                .unwrap();
+            BaseWriter::new(world.as_of(view.moment_of_everything()).of_what_is_readable(), head.clone());
         let (expected, _) = write(frozen, || ()).unwrap();
         // Leaves end elsewhere in later views, so the blocks differ, but not what is restored from them.
         let (found, _) = write(sliced, || world.go(20)).unwrap();
@@ -357,7 +356,7 @@ fn a_base_in_slices_is_that_of_a_frozen_view() {
         assert_eq!(run(&mut expected, Revision(0)), run(&mut found, Revision(0)), "seed {seed}");
 
         let (view, head) = (world.view(), world.machine.head());
-        let sliced = BaseWriter::new(world.as_of(view.moment()), head).unwrap();
+        let sliced = BaseWriter::new(world.as_of(view.moment()), head);
         let overtaken = write(sliced, || {
             // Nobody protects what the writer needs.
             let revision = world.machine.store.current_revision();
@@ -609,7 +608,7 @@ fn lists_of_other_bases_and_runs_in_other_places_are_refused() {
         restored_in_blocks(&torn, std::slice::from_ref(&delta)).err(),
         Some(RestoreError::Read("another block".to_owned()))
     );
-    assert!(BaseWriter::new(Machine::new(RULES).store.publish(), Machine::new(RULES).head()).is_none());
+    assert!(!BaseWriter::can_settle(&Machine::new(RULES).head()));
 }
 
 /// The specimen's base. This text never changes, because every later version must be able to read it.
@@ -654,5 +653,5 @@ fn base_writers_go_to_other_threads() {
     fn is_send<T: Send + 'static>() {}
     is_send::<BaseWriter>();
     is_send::<BaseBlocks>();
-    let _: fn(AsOf, mainstay_machine::image::Head) -> Option<BaseWriter> = BaseWriter::new;
+    let _: fn(AsOf, mainstay_machine::image::Head) -> BaseWriter = BaseWriter::new;
 }
