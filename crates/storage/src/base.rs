@@ -122,3 +122,6 @@ pub(crate) fn read_top(
     let top = BaseTop::decode(std::iter::from_fn(|| reader.next_block().transpose()))?;
     Ok((top, reader.metadata))
 }
+
+#[cfg(test)]
+mod tests;
