@@ -13,7 +13,8 @@ use std::sync::Arc;
 use mvcc::{Moment, Snapshot, View};
 use planted::Bug;
 
-/// Error of a reader that took too long: versions of the state that it reads have been removed.
+/// Error of a reader that took too long: versions of the state that it reads have been removed. It is also the error of
+/// every reader after a block of the index could not be read; the member then stops, and says why.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Overtaken;
 
@@ -107,10 +108,10 @@ impl AsOf {
     ///
     /// # Errors
     ///
-    /// Returns an error if a version that the moment needs was removed, or if [`Newest::view`] returns
-    /// `None`.
+    /// Returns an error if a version that the moment needs was removed, if a block of the index could not be read, or if
+    /// [`Newest::view`] returns `None`.
     pub fn slice(&self) -> Result<Slice, Overtaken> {
-        let view = self.newest.view().ok_or(Overtaken)?;
+        let view = self.newest.view().filter(|view| view.fault().is_none()).ok_or(Overtaken)?;
         view.snapshot_at(&self.moment).map_err(|_| Overtaken)?;
         let moment = if planted::is(Bug::LongReadMixesRevisions) { view.moment() } else { self.moment };
         Ok(Slice { view, moment })
@@ -127,5 +128,14 @@ impl Slice {
     /// Returns the state at the reader's moment.
     pub fn snapshot(&self) -> Snapshot<'_> {
         self.view.snapshot_at(&self.moment).expect("a view that had everything has everything")
+    }
+
+    /// Must be called after the slice was read, before anything depends on what was read.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a block of the index could not be read. What was read then lacks versions.
+    pub fn check(&self) -> Result<(), Overtaken> {
+        if self.view.fault().is_some() { Err(Overtaken) } else { Ok(()) }
     }
 }

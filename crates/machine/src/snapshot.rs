@@ -143,7 +143,8 @@ impl SnapshotWriter {
                 let mut value = BytesMut::new();
                 let mut failed = None;
                 let entries = &mut self.entries;
-                self.walk.go(&self.state.slice()?.snapshot(), |version| {
+                let slice = self.state.slice()?;
+                self.walk.go(&slice.snapshot(), |version| {
                     value.clear();
                     let read = match version.value_len() {
                         0 => Ok(()),
@@ -167,6 +168,7 @@ impl SnapshotWriter {
                     *entries += 1;
                     block.len() < BLOCK_BYTES
                 });
+                slice.check()?;
                 if let Some(error) = failed {
                     return Err(error);
                 }

@@ -199,7 +199,7 @@ impl TransferWriter {
             self.behind = looked.id;
             self.entries += 1;
         }
-        Ok(())
+        Ok(slice.check()?)
     }
 
     fn end(&mut self) -> Bytes {

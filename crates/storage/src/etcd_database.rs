@@ -485,6 +485,7 @@ impl Measuring {
         let mut versions = slice.snapshot().written_after(self.behind);
         for _ in 0..budget {
             let Some(looked) = versions.look() else {
+                slice.check()?;
                 let layout = self.layout.take().unwrap_or_else(|| BackendLayout::new(of.release));
                 return Ok(Some(layout.finish()?));
             };
@@ -493,6 +494,7 @@ impl Measuring {
                 layout.change(&head_of(version), version.value_len() as usize)?;
             }
         }
+        slice.check()?;
         Ok(None)
     }
 }
@@ -549,6 +551,7 @@ impl<W: Write> Writing<W> {
             }
             bytes += version.key().len() + version.value_len() as usize;
         }
+        slice.check()?;
         Ok(portion)
     }
 
@@ -582,6 +585,7 @@ impl<W: Write> Writing<W> {
             values = rest;
             self.writer.change(&Change { head: head_of(version), value })?;
         }
+        slice.check()?;
         self.behind = portion.through;
         Ok(portion.done)
     }

@@ -162,7 +162,8 @@ impl BaseWriter {
     ///
     /// # Errors
     ///
-    /// Returns an error if a version of the base was removed after a compaction. The base then cannot be finished.
+    /// Returns an error if a version of the base was removed after a compaction, or if a block of the index could not be
+    /// read. The base then cannot be finished.
     ///
     /// # Panics
     ///
@@ -272,6 +273,7 @@ impl BaseWriter {
             bytes < BLOCK_BYTES
         });
         self.walk = walk;
+        slice.check()?;
         if self.walk.is_done() {
             self.close_leaf(blocks);
             self.close_keys(blocks);
@@ -346,6 +348,7 @@ impl BaseWriter {
                 }
             }
         }
+        slice.check()?;
         self.stage = Stage::Changes(behind);
         if is_done {
             self.close_changes(blocks);

@@ -60,14 +60,16 @@ impl RunWriter {
     ///
     /// # Errors
     ///
-    /// Returns an error if a version of the run was removed after a compaction. The run then cannot be
-    /// finished.
+    /// Returns an error if a version of the run was removed after a compaction, or if a block of the index could
+    /// not be read. The run then cannot be finished.
     pub fn next_block(&mut self) -> Result<Option<Vec<u8>>, Overtaken> {
         match self.stage {
             Stage::Head => {
                 self.stage = if self.head.has_leases_apart() { Stage::Leases(None) } else { Stage::Keys };
                 if self.from > Revision(0) {
-                    self.walk = Walk::delta(&self.state.slice()?.snapshot(), self.from);
+                    let slice = self.state.slice()?;
+                    self.walk = Walk::delta(&slice.snapshot(), self.from);
+                    slice.check()?;
                 }
                 let versions = match self.from {
                     Revision(0) => self.head.versions,
@@ -93,13 +95,15 @@ impl RunWriter {
                 block.push(KEYS);
                 let mut writer = EntryWriter::default();
                 let (entries, compressed_values) = (&mut self.entries, self.head.compressed_values);
-                self.walk.go(&self.state.slice()?.snapshot(), |version| {
+                let slice = self.state.slice()?;
+                self.walk.go(&slice.snapshot(), |version| {
                     let is_known = compressed_values || !version.location().is_compressed();
                     assert!(is_known, "an older release would misread the run");
                     writer.put(version.key(), &Entry::of(version), &mut block);
                     *entries += 1;
                     block.len() < BLOCK_BYTES
                 });
+                slice.check()?;
                 if self.walk.is_done() {
                     self.stage = Stage::End;
                 }
@@ -165,7 +169,10 @@ impl Walk {
     ) {
         let mut finder = Finder { snapshot, last: None, behind: None };
         while let Some(change) = self.queue.next() {
-            let version = finder.version_at(change).expect("what a moment needs is kept");
+            let Some(version) = finder.version_at(change) else {
+                assert!(snapshot.fault().is_some(), "what a moment needs is kept");
+                return;
+            };
             if !visit(version, LEAVES && self.queue.len() == 0) {
                 return;
             }
