@@ -435,6 +435,7 @@ where
 {
     let head = &mut reader.head;
     let saved = SavedHead {
+        is_in_blocks: false,
         from: Revision(0),
         revision: head.revision,
         compact_revision: head.compact_revision,

@@ -9,7 +9,7 @@ use disk::{Disk, DiskSpace};
 use numbers::{Index, Term};
 
 use super::manifest::is_run_name;
-use super::{Manifest, Run, RunReader, RunWriter};
+use super::{Manifest, Run, RunBlocks, RunReader, RunWriter};
 use crate::OpenError;
 use crate::segment::{is_refused_for_size, reserve};
 
@@ -241,6 +241,11 @@ impl CheckpointStore {
     /// Opens a run of the checkpoint for reading.
     pub fn read(&self, run: &Run) -> Result<RunReader, OpenError> {
         RunReader::open(&*self.disk, &self.dir, run)
+    }
+
+    /// Opens a run of the checkpoint for reading single blocks.
+    pub fn read_blocks(&self, run: &Run) -> Result<RunBlocks, OpenError> {
+        RunBlocks::open(&*self.disk, &self.dir, run)
     }
 
     /// Removes every file that does not belong to the current checkpoint, except the reserve files.

@@ -10,7 +10,7 @@ use bytes::Bytes;
 use log::Compressed;
 use machine::image::Head;
 use machine::{AsOf, Overtaken, SegmentUse};
-use mvcc::Location;
+use mvcc::{Base, Location};
 use numbers::{ChangeId, Index};
 
 use crate::nospace::Cause;
@@ -18,7 +18,7 @@ use crate::terms::Terms;
 
 /// Describes a durable checkpoint. It covers at least the log entries that the previous checkpoint covers,
 /// and only applied entries.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Checkpointed {
     /// Index of the last log entry that the checkpoint covers.
     pub applied_index: Index,
@@ -30,6 +30,8 @@ pub struct Checkpointed {
     /// Total time of the pauses during this checkpoint, which keep the checkpointer from using more than a
     /// small part of a processor core. Under load this is most of the checkpoint's duration.
     pub paused: Duration,
+    /// The base that was written, if it is in blocks, so that the index can read from it.
+    pub base: Option<Arc<Base>>,
 }
 
 /// Reason why a checkpoint failed. The previous checkpoint stays valid.
