@@ -74,6 +74,18 @@ impl AbsentBlock {
 }
 
 impl Store {
+    /// Returns true if [`Store::adopt`] accepts this base now: no adoption is in progress, no transaction is
+    /// suspended, the newest base is not younger, and all versions that are unreadable at the compact
+    /// revision of the base are removed.
+    pub fn may_adopt(&self, base: &Base) -> bool {
+        let settled = base.settled();
+        self.adoption.is_none()
+            && !self.is_suspended()
+            && settled < self.compacted
+            && self.base.as_ref().is_none_or(|before| before.settled() <= settled)
+            && self.is_removal_done_through(settled.next())
+    }
+
     /// Begins to adopt a base that was written from a moment of this store. [`Store::adopt_step`] does the
     /// work.
     ///
@@ -82,18 +94,9 @@ impl Store {
     ///
     /// # Panics
     ///
-    /// Panics if an adoption is in progress, if a transaction is suspended, or if versions that are
-    /// unreadable at the compact revision of the base are not removed yet.
+    /// Panics if [`Store::may_adopt`] is false.
     pub fn adopt(&mut self, base: Arc<Base>) {
-        assert!(self.adoption.is_none(), "one base is adopted at a time");
-        assert!(!self.is_suspended(), "a base is adopted between transactions");
-        let settled = base.settled();
-        assert!(settled < self.compacted, "settled through {settled}, compacted at {}", self.compacted);
-        assert!(
-            self.base.as_ref().is_none_or(|before| before.settled() <= settled),
-            "a base is adopted after an older one"
-        );
-        assert!(self.is_removal_done_through(settled.next()), "removal is not done");
+        assert!(self.may_adopt(&base), "{base:?} is adopted too early");
         let before = self.base.replace(base);
         self.hand = 0;
         self.adoption = Some(Adoption { before, stage: Stage::Revisions });

@@ -103,6 +103,7 @@ pub struct Cache {
     evicted_bytes: AtomicU64,
     loads: AtomicU64,
     evictions: AtomicU64,
+    fault: OnceLock<Box<str>>,
 }
 
 /// Part of the budget that loaded blocks may take in any case, even if the rest of the index exceeds the
@@ -119,7 +120,14 @@ impl Cache {
             evicted_bytes: AtomicU64::new(0),
             loads: AtomicU64::new(0),
             evictions: AtomicU64::new(0),
+            fault: OnceLock::new(),
         })
+    }
+
+    /// Returns the first fault of any base that uses this cache. What was read since from any view may be
+    /// incomplete, and must not be used.
+    pub fn fault(&self) -> Option<&str> {
+        self.fault.get().map(|message| &**message)
     }
 
     /// Returns the memory in bytes that the index should take at most.
@@ -313,7 +321,8 @@ impl Base {
             Ok(loaded) => loaded,
             Err(message) => {
                 let message = format!("{}: {message}", self.blocks.describe(block));
-                self.fault.get_or_init(|| message.into());
+                self.fault.get_or_init(|| message.as_str().into());
+                self.cache.fault.get_or_init(|| message.into());
                 return None;
             }
         };
