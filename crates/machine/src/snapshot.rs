@@ -167,6 +167,7 @@ impl SnapshotWriter {
                     *entries += 1;
                     block.len() < BLOCK_BYTES
                 });
+                self.state.intact()?;
                 if let Some(error) = failed {
                     return Err(error);
                 }

@@ -271,6 +271,7 @@ impl BaseWriter {
             }
             bytes < BLOCK_BYTES
         });
+        self.state.intact()?;
         self.walk = walk;
         if self.walk.is_done() {
             self.close_leaf(blocks);
@@ -346,6 +347,7 @@ impl BaseWriter {
                 }
             }
         }
+        self.state.intact()?;
         self.stage = Stage::Changes(behind);
         if is_done {
             self.close_changes(blocks);

@@ -68,6 +68,7 @@ impl RunWriter {
                 self.stage = if self.head.has_leases_apart() { Stage::Leases(None) } else { Stage::Keys };
                 if self.from > Revision(0) {
                     self.walk = Walk::delta(&self.state.slice()?.snapshot(), self.from);
+                    self.state.intact()?;
                 }
                 let versions = match self.from {
                     Revision(0) => self.head.versions,
@@ -100,6 +101,7 @@ impl RunWriter {
                     *entries += 1;
                     block.len() < BLOCK_BYTES
                 });
+                self.state.intact()?;
                 if self.walk.is_done() {
                     self.stage = Stage::End;
                 }
@@ -165,7 +167,10 @@ impl Walk {
     ) {
         let mut finder = Finder { snapshot, last: None, behind: None };
         while let Some(change) = self.queue.next() {
-            let version = finder.version_at(change).expect("what a moment needs is kept");
+            let Some(version) = finder.version_at(change) else {
+                assert!(snapshot.fault().is_some(), "what a moment needs is kept");
+                return;
+            };
             if !visit(version, LEAVES && self.queue.len() == 0) {
                 return;
             }
