@@ -13,8 +13,7 @@ use std::sync::Arc;
 use mvcc::{Moment, Snapshot, View};
 use planted::Bug;
 
-/// Error of a reader that took too long: versions of the state that it reads have been removed. It is also the error of
-/// every reader after a block of the index could not be read; the member then stops, and says why.
+/// Error of a reader that took too long: versions of the state that it reads have been removed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Overtaken;
 
@@ -108,13 +107,33 @@ impl AsOf {
     ///
     /// # Errors
     ///
-    /// Returns an error if a version that the moment needs was removed, if a block of the index could not be read, or if
-    /// [`Newest::view`] returns `None`.
+    /// Returns an error if a version that the moment needs was removed, if a block of the index could not be
+    /// read, or if [`Newest::view`] returns `None`.
     pub fn slice(&self) -> Result<Slice, Overtaken> {
-        let view = self.newest.view().filter(|view| view.fault().is_none()).ok_or(Overtaken)?;
+        let view = self.newest.view().ok_or(Overtaken)?;
+        if view.fault().is_some() {
+            return Err(Overtaken);
+        }
         view.snapshot_at(&self.moment).map_err(|_| Overtaken)?;
         let moment = if planted::is(Bug::LongReadMixesRevisions) { view.moment() } else { self.moment };
         Ok(Slice { view, moment })
+    }
+}
+
+impl AsOf {
+    /// Returns the message of a block of the index that could not be read ([`View::fault`]).
+    pub fn fault(&self) -> Option<String> {
+        self.newest.view().and_then(|view| view.fault().map(str::to_owned))
+    }
+
+    /// Checks that what was read in earlier slices is complete. A long read calls it after its last slice,
+    /// before it uses the result.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a block of the index could not be read ([`View::fault`]).
+    pub fn intact(&self) -> Result<(), Overtaken> {
+        if self.fault().is_some() { Err(Overtaken) } else { Ok(()) }
     }
 }
 
@@ -128,14 +147,5 @@ impl Slice {
     /// Returns the state at the reader's moment.
     pub fn snapshot(&self) -> Snapshot<'_> {
         self.view.snapshot_at(&self.moment).expect("a view that had everything has everything")
-    }
-
-    /// Must be called after the slice was read, before anything depends on what was read.
-    ///
-    /// # Errors
-    ///
-    /// Returns an error if a block of the index could not be read. What was read then lacks versions.
-    pub fn check(&self) -> Result<(), Overtaken> {
-        if self.view.fault().is_some() { Err(Overtaken) } else { Ok(()) }
     }
 }

@@ -143,8 +143,7 @@ impl SnapshotWriter {
                 let mut value = BytesMut::new();
                 let mut failed = None;
                 let entries = &mut self.entries;
-                let slice = self.state.slice()?;
-                self.walk.go(&slice.snapshot(), |version| {
+                self.walk.go(&self.state.slice()?.snapshot(), |version| {
                     value.clear();
                     let read = match version.value_len() {
                         0 => Ok(()),
@@ -168,7 +167,7 @@ impl SnapshotWriter {
                     *entries += 1;
                     block.len() < BLOCK_BYTES
                 });
-                slice.check()?;
+                self.state.intact()?;
                 if let Some(error) = failed {
                     return Err(error);
                 }

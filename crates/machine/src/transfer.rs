@@ -199,7 +199,8 @@ impl TransferWriter {
             self.behind = looked.id;
             self.entries += 1;
         }
-        Ok(slice.check()?)
+        self.state.intact()?;
+        Ok(())
     }
 
     fn end(&mut self) -> Bytes {

@@ -171,14 +171,13 @@ impl Cache {
 /// A base with the blocks of it that are in memory.
 ///
 /// Any thread may load a block. Only the writer of the store evicts blocks; an evicted block is freed once no
-/// view can read it any more. The first fault of a block is kept, and from then on no block is read: an index
-/// that is damaged is not trusted in part.
+/// view can read it any more. The cache keeps the first fault of a block, and from then on no block is read: an
+/// index that is damaged is not trusted in part.
 pub struct Base {
     blocks: Arc<dyn Blocks>,
     cache: Arc<Cache>,
     keys: Box<[AtomicPtr<Loaded>]>,
     changes: Box<[AtomicPtr<Loaded>]>,
-    fault: OnceLock<Box<str>>,
 }
 
 impl std::fmt::Debug for Base {
@@ -187,7 +186,7 @@ impl std::fmt::Debug for Base {
             .field("settled", &self.blocks.settled())
             .field("key_blocks", &self.keys.len())
             .field("change_blocks", &self.changes.len())
-            .field("fault", &self.fault.get())
+            .field("fault", &self.cache.fault())
             .finish_non_exhaustive()
     }
 }
@@ -243,7 +242,7 @@ impl Base {
     pub fn new(blocks: Arc<dyn Blocks>, cache: Arc<Cache>) -> Arc<Base> {
         let table = |blocks: u32| (0..blocks).map(|_| AtomicPtr::default()).collect();
         let (keys, changes) = (table(blocks.key_blocks()), table(blocks.change_blocks()));
-        Arc::new(Base { blocks, cache, keys, changes, fault: OnceLock::new() })
+        Arc::new(Base { blocks, cache, keys, changes })
     }
 
     /// Returns the descriptions of the blocks.
@@ -262,11 +261,6 @@ impl Base {
         if self.table(block).is_some_and(|place| place.load(Ordering::Relaxed).is_null()) {
             self.install(block);
         }
-    }
-
-    /// Returns the message of the first block that could not be read, or whose content was wrong.
-    pub fn fault(&self) -> Option<&str> {
-        self.fault.get().map(|message| &**message)
     }
 
     pub(crate) fn settled(&self) -> Revision {
@@ -308,7 +302,7 @@ impl Base {
     /// Reads a block, and puts it into its table unless another thread was faster. Returns the block of the
     /// table, which the caller may use only as promised in [`Base::open`].
     fn install(&self, block: BlockId) -> Option<NonNull<Loaded>> {
-        if self.fault.get().is_some() {
+        if self.cache.fault().is_some() {
             return None;
         }
         let place = self.table(block)?;
@@ -321,7 +315,6 @@ impl Base {
             Ok(loaded) => loaded,
             Err(message) => {
                 let message = format!("{}: {message}", self.blocks.describe(block));
-                self.fault.get_or_init(|| message.as_str().into());
                 self.cache.fault.get_or_init(|| message.into());
                 return None;
             }
@@ -571,12 +564,12 @@ impl Bases {
         unsafe { self.newest.as_ref() }
     }
 
-    /// Returns the first fault of the bases.
+    /// Returns the first fault of any base with the same cache.
     ///
     /// # Safety
     /// The bases are alive for `'t`.
     pub(crate) unsafe fn fault<'t>(self) -> Option<&'t str> {
         // SAFETY: promised by the caller.
-        unsafe { self.newest.as_ref().and_then(Base::fault).or(self.before.as_ref().and_then(Base::fault)) }
+        unsafe { self.newest() }.and_then(|base| base.cache.fault())
     }
 }

@@ -168,8 +168,8 @@ impl<'a> Snapshot<'a> {
         &self.state
     }
 
-    /// Returns the message of the first block of a base that could not be read, or whose content was wrong,
-    /// if this snapshot may refer to it. From then on, everything that was read may be incomplete and must
+    /// Returns the message of the first block of a base that could not be read, or whose content was wrong. Of
+    /// all bases with the same [`Cache`](crate::Cache), the first one counts. From then on, everything that was read may be incomplete and must
     /// not be used. The caller checks after reading.
     pub fn fault(&self) -> Option<&'a str> {
         // SAFETY: the bases that the trees refer to are alive for `'a`.

@@ -133,6 +133,10 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
 
     let (orders, order_queue) = sync_channel::<Order>(ORDERS_MAX);
     look_at_dictionaries(&shared, &log, &logger);
+    if let Some(cache) = &cache {
+        shared.data.set_index_cache(Arc::clone(cache));
+    }
+    let index_cache = cache.clone();
     let surface =
         Surface { cache, ..surface(&shared, &log, &checkpoints, core_options(&config).compresses_values) };
     let checkpointer = Checkpointer::new(surface, checkpoints, levels, note);
@@ -170,6 +174,7 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
         thresholds,
         cause,
         ready: ready_sender,
+        index_cache,
     };
     Assembled {
         config,

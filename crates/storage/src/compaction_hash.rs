@@ -178,7 +178,7 @@ impl Computing {
         let walk = walk
             .get_or_insert_with(|| HashWalk::of_compaction(&snapshot, job.compact_revision, job.revision));
         let done = walk.step(&snapshot, VERSIONS_PER_SLICE, |version| hash.feed_checksum(version));
-        if slice.check().is_err() {
+        if job.state.intact().is_err() {
             return true;
         }
         if done {

@@ -485,7 +485,7 @@ impl Measuring {
         let mut versions = slice.snapshot().written_after(self.behind);
         for _ in 0..budget {
             let Some(looked) = versions.look() else {
-                slice.check()?;
+                of.state.intact()?;
                 let layout = self.layout.take().unwrap_or_else(|| BackendLayout::new(of.release));
                 return Ok(Some(layout.finish()?));
             };
@@ -494,7 +494,6 @@ impl Measuring {
                 layout.change(&head_of(version), version.value_len() as usize)?;
             }
         }
-        slice.check()?;
         Ok(None)
     }
 }
@@ -551,7 +550,7 @@ impl<W: Write> Writing<W> {
             }
             bytes += version.key().len() + version.value_len() as usize;
         }
-        slice.check()?;
+        of.state.intact()?;
         Ok(portion)
     }
 
@@ -585,7 +584,7 @@ impl<W: Write> Writing<W> {
             values = rest;
             self.writer.change(&Change { head: head_of(version), value })?;
         }
-        slice.check()?;
+        of.state.intact()?;
         self.behind = portion.through;
         Ok(portion.done)
     }

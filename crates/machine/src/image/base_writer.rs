@@ -162,8 +162,7 @@ impl BaseWriter {
     ///
     /// # Errors
     ///
-    /// Returns an error if a version of the base was removed after a compaction, or if a block of the index could not be
-    /// read. The base then cannot be finished.
+    /// Returns an error if a version of the base was removed after a compaction. The base then cannot be finished.
     ///
     /// # Panics
     ///
@@ -272,8 +271,8 @@ impl BaseWriter {
             }
             bytes < BLOCK_BYTES
         });
+        self.state.intact()?;
         self.walk = walk;
-        slice.check()?;
         if self.walk.is_done() {
             self.close_leaf(blocks);
             self.close_keys(blocks);
@@ -348,7 +347,7 @@ impl BaseWriter {
                 }
             }
         }
-        slice.check()?;
+        self.state.intact()?;
         self.stage = Stage::Changes(behind);
         if is_done {
             self.close_changes(blocks);

@@ -60,16 +60,15 @@ impl RunWriter {
     ///
     /// # Errors
     ///
-    /// Returns an error if a version of the run was removed after a compaction, or if a block of the index could
-    /// not be read. The run then cannot be finished.
+    /// Returns an error if a version of the run was removed after a compaction. The run then cannot be
+    /// finished.
     pub fn next_block(&mut self) -> Result<Option<Vec<u8>>, Overtaken> {
         match self.stage {
             Stage::Head => {
                 self.stage = if self.head.has_leases_apart() { Stage::Leases(None) } else { Stage::Keys };
                 if self.from > Revision(0) {
-                    let slice = self.state.slice()?;
-                    self.walk = Walk::delta(&slice.snapshot(), self.from);
-                    slice.check()?;
+                    self.walk = Walk::delta(&self.state.slice()?.snapshot(), self.from);
+                    self.state.intact()?;
                 }
                 let versions = match self.from {
                     Revision(0) => self.head.versions,
@@ -95,15 +94,14 @@ impl RunWriter {
                 block.push(KEYS);
                 let mut writer = EntryWriter::default();
                 let (entries, compressed_values) = (&mut self.entries, self.head.compressed_values);
-                let slice = self.state.slice()?;
-                self.walk.go(&slice.snapshot(), |version| {
+                self.walk.go(&self.state.slice()?.snapshot(), |version| {
                     let is_known = compressed_values || !version.location().is_compressed();
                     assert!(is_known, "an older release would misread the run");
                     writer.put(version.key(), &Entry::of(version), &mut block);
                     *entries += 1;
                     block.len() < BLOCK_BYTES
                 });
-                slice.check()?;
+                self.state.intact()?;
                 if self.walk.is_done() {
                     self.stage = Stage::End;
                 }

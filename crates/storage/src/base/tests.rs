@@ -180,7 +180,7 @@ fn a_base_in_blocks_is_restored_with_a_budget_and_without() {
     world.fill(600);
     let done = world.checkpoint(false).expect("the disk is good");
     let base = done.base.expect("something was compacted");
-    assert!(base.blocks().key_blocks() > 8 && base.fault().is_none());
+    assert!(base.blocks().key_blocks() > 8 && base.cache().fault().is_none());
     let manifest = world.manifest();
     assert_eq!(manifest.runs.len(), 3);
     assert!(manifest.runs[1].name.ends_with("-changes.run") && manifest.runs[2].name.ends_with("-top.run"));

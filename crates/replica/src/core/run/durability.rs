@@ -25,6 +25,7 @@ use crate::core::Fatal;
 use crate::core::alarms::AlarmContext;
 use crate::core::answers::Answerable;
 use crate::core::apply::OpenEntry;
+use crate::core::index_base::{EVICTIONS_PER_TURN, LEAVES_PER_TURN};
 use crate::core::proposals::Waiter;
 use crate::core::removal;
 use crate::core::removal::SliceOutcome;
@@ -73,6 +74,7 @@ impl Core {
             if let Some(from) = self.space.moves.arrived(change)
                 && self.machine.relocate(change, from, to)
             {
+                self.index_base.moved();
                 self.space.checkpoints.moved_out_of(from.segment());
             }
         }
@@ -406,6 +408,46 @@ impl Core {
     }
 }
 
+/// The index with a memory budget.
+impl Core {
+    /// Adopts a part of a base that was written, and evicts blocks if too many are in memory.
+    pub(super) fn work_on_index(&mut self) {
+        let Some(cache) = self.index_base.cache().cloned() else { return };
+        if !self.machine.is_whole() {
+            return;
+        }
+        if self.machine.store.is_adopting() {
+            let progress = self.machine.store.adopt_step(LEAVES_PER_TURN);
+            self.publication.request();
+            if progress.done {
+                self.logger.debug(
+                    "the index reads settled keys from the newest checkpoint",
+                    &[("pinned-bytes", Value::Uint(self.machine.store.stats().pinned_bytes))],
+                );
+                self.reclaim();
+            }
+        } else if !self.space.moves.are_under_way()
+            && let Some(base) = self.index_base.to_adopt(&self.machine.store)
+        {
+            self.machine.store.adopt(base);
+            self.publication.request();
+        }
+        if cache.is_over() && self.machine.store.evict(EVICTIONS_PER_TURN) > 0 {
+            // The memory of evicted blocks is freed once a later view has replaced the current one.
+            self.publication.request();
+        }
+    }
+
+    /// Returns an error if a block of the index could not be read, so that what was applied since may be
+    /// wrong. Called before anything of it is published.
+    pub(super) fn check_index(&self) -> Result<(), Fatal> {
+        match self.index_base.cache().and_then(|cache| cache.fault()) {
+            Some(fault) => Err(Fatal::Index(fault.to_owned())),
+            None => Ok(()),
+        }
+    }
+}
+
 /// Reclaiming space: removals, checkpoints, and emptied segments.
 impl Core {
     /// Removes a slice of the versions that compactions made unreadable.
@@ -532,6 +574,14 @@ impl Core {
         if self.leadership.is_unsettled() && self.log.space() == Space::Ample {
             return;
         }
+        let has_moves = self.space.moves.are_under_way() || self.space.moves.are_ordered();
+        if !has_moves
+            && !self.machine.store.is_adopting()
+            && self.index_base.is_due(&self.machine.store.stats(), self.machine.store.compact_revision())
+            && self.machine.store.is_removal_done()
+        {
+            self.space.checkpoints.want_whole();
+        }
         let log_bytes = self.log.figures().written_bytes();
         let usage = |segment| self.machine.usage().get(&segment).is_none_or(|usage| usage.values == 0);
         let Some(whole) = self.space.checkpoints.due(log_bytes, usage, now) else { return };
@@ -553,6 +603,7 @@ impl Core {
         if !self.workers.order(order) {
             return;
         }
+        self.index_base.ordered(self.machine.store.compact_revision(), whole, has_moves);
         self.space.checkpoints.ordered(empty_segments, whole, log_bytes, now);
         if planted::is(Bug::SegmentDeletedEarly) {
             let early = self.space.checkpoints.take_empty();
@@ -595,6 +646,9 @@ impl Core {
                 self.logger
                     .debug("saved a checkpoint", &[("applied-index", Value::Uint(done.applied_index.0))]);
                 self.install_saved(done.applied_index, now)?;
+                if let Some(base) = done.base {
+                    self.index_base.written(base);
+                }
                 self.reclaim();
             }
             Err(error) => {
@@ -616,6 +670,10 @@ impl Core {
 
     /// Orders the checkpointer to move the live values out of sparsely used segments.
     fn reclaim(&mut self) {
+        if self.index_base.keeps_places(&self.machine.store) {
+            // Called again once the base is adopted.
+            return;
+        }
         let segments = self.survey().worth_emptying(self.space.checkpoints.applied_index());
         if !segments.is_empty() {
             // The result is ignored: if the checkpointer is busy, the values are moved after the next
@@ -654,6 +712,7 @@ impl Core {
             || self.space.checkpoints.is_to_free()
             || self.space.moves.are_ordered()
             || self.space.moves.are_under_way()
+            || self.index_base.keeps_places(&self.machine.store)
             || self.install.is_receiving()
             || self.install.is_unsaved()
             || self.lifecycle.is_stopping()
@@ -725,7 +784,8 @@ impl Core {
         let receiving = self.install.is_receiving();
         let bytes = Room::bytes_of(values.iter().map(|value| value.data.len()));
         let fits = self.space.room.has(&self.log, bytes, Purpose::Moves) && !self.space.room.is_full();
-        if !fits || self.lifecycle.is_stopping() || receiving || values.is_empty() {
+        let stays = self.machine.store.is_adopting();
+        if !fits || self.lifecycle.is_stopping() || receiving || stays || values.is_empty() {
             // Without a signal the mover ends: the values behind these would be refused, too. They stay where
             // they are, and are moved after the next checkpoint.
             self.space.moves.refused();

@@ -1,0 +1,130 @@
+//! Decides when a checkpoint is written from which the index can be read in blocks (`--memory-budget`), and
+//! whether the index adopts it. [`IndexBase`] decides; the checkpointer writes, and the index adopts.
+//!
+//! # Example
+//!
+//! ```text
+//! budget 1 GiB       the index has grown by 600 MiB since the last base, compacted at 7000
+//! removal is done    a whole checkpoint is due: its base will be settled through 6999
+//! a value arrives    it was moved within the log while the base is written: the base may have the old
+//!                    location, so the index will not adopt it; as a checkpoint it is as good as any other
+//! compacted at 9000  the next base is due
+//! it is written      no value moves: the index adopts it, in slices
+//! ```
+
+use std::sync::Arc;
+
+use mvcc::{Base, Cache, Stats, Store};
+use numbers::Revision;
+
+/// The index has to grow by the budget divided by this number before a new base is due.
+const GROWTH_PART: u64 = 2;
+/// Maximum number of leaves that are adopted in one turn, which takes about a millisecond.
+pub(super) const LEAVES_PER_TURN: u64 = 32;
+/// Maximum number of blocks that are evicted in one turn.
+pub(super) const EVICTIONS_PER_TURN: usize = 256;
+
+/// Tracks the bases of the index: the one that is being written, and the one that waits to be adopted.
+///
+/// The index compares its leaves with blocks without reading the blocks, and so without the locations of
+/// values. Therefore no value may move from the beginning of a base until the index has adopted it. A base
+/// during which a value has moved is not adopted.
+#[derive(Default)]
+pub(super) struct IndexBase {
+    cache: Option<Arc<Cache>>,
+    /// Compact revision for which a base was ordered last.
+    ordered_at: Option<Revision>,
+    /// True if a value has moved since the newest checkpoint was ordered.
+    has_moved: bool,
+    /// A base that is written, and that the index may adopt once versions are removed.
+    waiting: Option<Arc<Base>>,
+}
+
+impl IndexBase {
+    /// Returns the tracker of a member whose index has this cache; `None` if all of the index is in memory.
+    pub fn new(cache: Option<Arc<Cache>>) -> IndexBase {
+        IndexBase { cache, ..IndexBase::default() }
+    }
+
+    /// Returns the cache, if the index has a budget.
+    pub fn cache(&self) -> Option<&Arc<Cache>> {
+        self.cache.as_ref()
+    }
+
+    /// Returns true if a base would make much memory free, and the compact revision allows more than the last
+    /// one did. `stats` and `compacted` are those of the index, whose removal is done.
+    pub fn is_due(&self, stats: &Stats, compacted: Revision) -> bool {
+        let Some(cache) = &self.cache else { return false };
+        self.waiting.is_none()
+            && compacted > self.ordered_at.unwrap_or(Revision::FIRST)
+            && stats.pinned_bytes > cache.budget_bytes() / GROWTH_PART
+    }
+
+    /// Records that a checkpoint was ordered, which may write a base, and does if it is a whole one. `moves`
+    /// is true if values are on their way to other places.
+    pub fn ordered(&mut self, compacted: Revision, whole: bool, moves: bool) {
+        if whole {
+            self.ordered_at = Some(compacted);
+        }
+        self.has_moved = moves;
+    }
+
+    /// Records that a value has moved.
+    pub fn moved(&mut self) {
+        self.has_moved = true;
+        self.waiting = None;
+    }
+
+    /// Records a base that was written. Returns true if the index may adopt it.
+    pub fn written(&mut self, base: Arc<Base>) -> bool {
+        if !self.has_moved {
+            self.waiting = Some(base);
+        }
+        !self.has_moved
+    }
+
+    /// Forgets the base that waits: the state that it belongs to was replaced.
+    pub fn state_replaced(&mut self) {
+        (self.ordered_at, self.waiting) = (None, None);
+        self.has_moved = true;
+    }
+
+    /// Returns true if values have to stay where they are.
+    pub fn keeps_places(&self, store: &Store) -> bool {
+        self.waiting.is_some() || store.is_adopting()
+    }
+
+    /// Returns the base that waits, if the index can adopt it now.
+    pub fn to_adopt(&mut self, store: &Store) -> Option<Arc<Base>> {
+        let may = self.waiting.as_ref().is_some_and(|base| store.may_adopt(base));
+        if may { self.waiting.take() } else { None }
+    }
+
+    /// Returns true if the next turn has something to do: a part of a base is to be adopted.
+    pub fn has_work(&self, store: &Store) -> bool {
+        store.is_adopting() || self.waiting.as_ref().is_some_and(|base| store.may_adopt(base))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn stats(pinned_bytes: u64) -> Stats {
+        Stats { pinned_bytes, ..Store::new().stats() }
+    }
+
+    #[test]
+    fn a_base_is_due_once_per_compaction_if_the_index_has_grown() {
+        let mut off = IndexBase::new(None);
+        off.ordered(Revision(3), true, false);
+        assert!(!off.is_due(&stats(u64::MAX), Revision(9)));
+        let mut base = IndexBase::new(Some(Cache::new(1000)));
+        assert!(!base.is_due(&stats(501), Revision::NEVER_COMPACTED), "nothing is settled");
+        assert!(!base.is_due(&stats(500), Revision(7)));
+        assert!(base.is_due(&stats(501), Revision(7)));
+        base.ordered(Revision(7), true, false);
+        assert!(!base.is_due(&stats(501), Revision(7)), "it was ordered for this compaction");
+        assert!(base.is_due(&stats(501), Revision(8)));
+    }
+}
