@@ -447,7 +447,7 @@ fn everything_goes_on_after_a_fault_without_a_panic_and_the_fault_is_kept() {
                 let (a, b) = if a < b { (a, b) } else { (b, a) };
                 let range = KeyRange::half_open(a.as_bytes(), b.as_bytes());
                 match random.below(14) {
-                    0 | 1 | 2 => {
+                    0..=2 => {
                         put(&mut store, &a);
                     }
                     3 => {

@@ -438,7 +438,7 @@ fn a_fault_is_reported_and_never_an_answer() {
                 }
             });
             assert!(now == then || view.fault().is_some(), "{damage:?}: a wrong answer without a fault");
-            if n % 11 == 0 {
+            if n.is_multiple_of(11) {
                 store.evict(100);
                 store.publish();
             }
