@@ -6,9 +6,12 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use mainstay_machine::image::{
-    BaseBlocks, BaseFile, BaseRun, BaseTop, BaseWriter, BlockSource, RestoreError, begin_in_blocks,
+    BaseBlocks, BaseFile, BaseRun, BaseTop, BaseWriter, BlockSource, RestoreError, RunWriter, Versions,
+    begin_in_blocks,
 };
-use mainstay_machine::{AsOf, Machine, Malformed, Overtaken};
+use mainstay_machine::snapshot::SnapshotWriter;
+use mainstay_machine::transfer::TransferWriter;
+use mainstay_machine::{AsOf, Machine, Malformed, Overtaken, ReadError};
 use mvcc::{Base, BlockId, Blocks as _, Cache, KeyRange, NO_BLOCK};
 use numbers::{BlockPlace, ChangeId, Index, LeaseId, Revision};
 use prost::Message as _;
@@ -654,4 +657,72 @@ fn base_writers_go_to_other_threads() {
     is_send::<BaseWriter>();
     is_send::<BaseBlocks>();
     let _: fn(AsOf, mainstay_machine::image::Head) -> BaseWriter = BaseWriter::new;
+}
+
+/// A source whose block of keys in the middle cannot be read.
+struct Torn(Files, BlockPlace);
+
+impl BlockSource for Torn {
+    fn read(&self, file: BaseFile, place: BlockPlace, payload: &mut Vec<u8>) -> Result<(), String> {
+        if file == BaseFile::Run && place == self.1 {
+            return Err("torn".to_owned());
+        }
+        self.0.read(file, place, payload)
+    }
+
+    fn path(&self, file: BaseFile) -> String {
+        self.0.path(file)
+    }
+}
+
+/// Nothing that is written from an index with a fault is taken for a whole state.
+#[test]
+fn what_is_written_from_a_torn_base_is_not_finished() {
+    let mut random = Random::new(3);
+    let (mut machine, journal) = filled(&mut random, 1000);
+    let revision = machine.store.current_revision();
+    settle(&mut machine, revision);
+    let (files, top) = base(&mut machine);
+    let torn = top.key_places().nth(top.key_blocks() as usize / 2).unwrap();
+    let torn_machine = || {
+        let (top, source) = (Arc::new(top.clone()), files.clone());
+        let blocks = BaseBlocks::new(Arc::clone(&top), Box::new(Torn(files.clone(), torn)));
+        let base = Base::new(Arc::new(blocks), Cache::new(1 << 20));
+        let read = Box::new(move |place| source.block(BaseFile::Run, place).cloned());
+        let runs = vec![files.run.clone().into_iter().map(Ok::<_, String>)];
+        let (reading, mut building) = begin_in_blocks(runs, BaseRun { top, base, read }).unwrap();
+        reading
+            .read(100, |versions| {
+                building.take::<String>(&versions).unwrap();
+                Some(Versions::default())
+            })
+            .unwrap();
+        building.finish::<String>(RULES).unwrap()
+    };
+    let mut torn = torn_machine();
+    let mut writer = RunWriter::new(torn.store.publish(), torn.head(), Revision(0));
+    assert_eq!(until_error(|| writer.next_block()), Some(Overtaken));
+    assert!(torn.store.publish().fault().is_some_and(|fault| fault.contains("torn")));
+
+    let mut torn = torn_machine();
+    assert_eq!(write(BaseWriter::new(torn.store.publish(), torn.head()), || ()).err(), Some(Overtaken));
+
+    let mut torn = torn_machine();
+    let mut writer = SnapshotWriter::new(torn.store.publish(), torn.head());
+    assert_eq!(until_error(|| writer.next_chunk(&journal)), Some(ReadError::Overtaken));
+
+    let mut torn = torn_machine();
+    let mut writer = TransferWriter::new(torn.store.publish(), torn.head(), Revision(0));
+    let _ = torn.store.snapshot().histories().count();
+    assert_eq!(until_error(|| writer.next_chunk(&journal)), Some(ReadError::Overtaken));
+}
+
+fn until_error<T, E>(mut next: impl FnMut() -> Result<Option<T>, E>) -> Option<E> {
+    loop {
+        match next() {
+            Ok(Some(_)) => {}
+            Ok(None) => return None,
+            Err(error) => return Some(error),
+        }
+    }
 }

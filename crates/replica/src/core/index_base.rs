@@ -83,6 +83,11 @@ impl IndexBase {
         !self.has_moved
     }
 
+    /// Forgets the base that waits, so that values may move. Another one is due after the next compaction.
+    pub fn give_up_waiting(&mut self) {
+        self.waiting = None;
+    }
+
     /// Forgets the base that waits: the state that it belongs to was replaced.
     pub fn state_replaced(&mut self) {
         (self.ordered_at, self.waiting) = (None, None);

@@ -416,6 +416,10 @@ impl Core {
         if !self.machine.is_whole() {
             return;
         }
+        if self.space.room.is_tight(&self.log) {
+            // While a base waits, no values are moved, which would free segments.
+            self.index_base.give_up_waiting();
+        }
         if self.machine.store.is_adopting() {
             let progress = self.machine.store.adopt_step(LEAVES_PER_TURN);
             self.publication.request();
@@ -810,6 +814,11 @@ impl Core {
     /// Deletes the segments that no durable file needs and to which no view refers.
     pub(super) fn delete_pending(&mut self) {
         if self.install.is_receiving() {
+            return;
+        }
+        if self.space.segments.pending_delete() > 0 && self.machine.store.old_bases() > 0 {
+            // A view that still reads an older base may load a block with locations in these segments.
+            self.publication.request();
             return;
         }
         let (log, logger) = (&mut self.log, &self.logger);
