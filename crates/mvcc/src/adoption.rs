@@ -19,6 +19,13 @@
 //! a@1 c@3 f@4          its last key is not below f: b was removed, and leaves were joined
 //! ```
 //!
+//! A stub of the base before is compared by its first key and its number of entries alone. This is enough
+//! because nothing was adopted between the moment of the new base and now. Locations are not compared: no value
+//! may be relocated between the moment and the end of the adoption. [`Store::adoptable`] checks both.
+//!
+//! Leaves between stubs stay small if most of their keys are deleted: their entries cannot move to a stub. They
+//! join when one of their neighbors becomes an ordinary leaf because a key of it is written.
+//!
 //! In general: the settled entries of the leaf were in the tree at revision 90, and the block has all keys of
 //! that time from its first key to the first key of the next block. So the leaf's entries are a part of the
 //! block's, and as many.
@@ -27,14 +34,14 @@ use std::sync::{Arc, Weak};
 
 use numbers::{ChangeId, LeaseId, Location, Revision};
 
-use crate::base::{Base, Bases, BlockId};
+use crate::base::{Base, Bases, BlockId, Blocks, Eviction};
 use crate::epoch::{Kind, Retired};
-use crate::node::{ByKey, Inner, LEAF, Leaf, Node, NodePtr, STUB, Stub};
+use crate::node::{ByKey, Inner, LEAF, Leaf, NodePtr, STUB, Stub};
 use crate::range::KeyRange;
 use crate::store::Store;
 use crate::tree::{allocate, is_inner};
 use crate::version::{Value, Version};
-use crate::view::Snapshot;
+use crate::view::{Moment, Snapshot};
 
 /// Progress of the adoption of a base.
 pub(crate) struct Adoption {
@@ -48,6 +55,19 @@ enum Stage {
     Revisions,
     /// Leaves become stubs. The walk continues at the leaf that contains `from`, and with this block.
     Keys { from: Box<[u8]>, block: u32 },
+}
+
+/// Whether a base can be adopted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Adoptable {
+    /// Now.
+    Now,
+    /// Once versions are removed that are unreadable at the compact revision of the base, and the adoption or
+    /// transaction in progress has ended.
+    Later,
+    /// The base belongs to a store, is older than the newest base or has another cache, or since its moment a
+    /// value was relocated, or another base was adopted.
+    Never,
 }
 
 /// Result of one slice of an adoption.
@@ -74,41 +94,52 @@ impl AbsentBlock {
 }
 
 impl Store {
-    /// Returns true if [`Store::adopt`] accepts this base now: no adoption is in progress, no transaction is
-    /// suspended, the newest base is not younger, and all versions that are unreadable at the compact
-    /// revision of the base are removed.
-    pub fn may_adopt(&self, base: &Base) -> bool {
+    /// Returns whether [`Store::adopt`] accepts a base that was written from a moment of this store.
+    pub fn adoptable(&self, base: &Base, moment: &Moment) -> Adoptable {
         let settled = base.settled();
-        self.adoption.is_none()
+        let is_of_other_cache = |before: &Arc<Base>| !Arc::ptr_eq(before.cache(), base.cache());
+        if base.is_claimed()
+            || !moment.is_of_placements(self.removed.store, self.placements)
+            || settled.next() != moment.compact_revision()
+            || self
+                .base
+                .as_ref()
+                .is_some_and(|before| before.settled() > settled || is_of_other_cache(before))
+        {
+            return Adoptable::Never;
+        }
+        let is_ready = self.adoption.is_none()
             && !self.is_suspended()
-            && settled < self.compacted
-            && self.base.as_ref().is_none_or(|before| before.settled() <= settled)
-            && self.is_removal_done_through(settled.next())
+            && base.cache().fault().is_none()
+            && self.is_removal_done_through(settled.next());
+        if is_ready { Adoptable::Now } else { Adoptable::Later }
     }
 
-    /// Begins to adopt a base that was written from a moment of this store. [`Store::adopt_step`] does the
-    /// work.
-    ///
-    /// From the moment of the base to the end of the adoption, no value may be relocated: a leaf is not
-    /// compared with its block by the locations of values.
+    /// Begins to adopt a base that was written from `moment`. [`Store::adopt_step`] does the work.
     ///
     /// # Panics
     ///
-    /// Panics if [`Store::may_adopt`] is false.
-    pub fn adopt(&mut self, base: Arc<Base>) {
-        assert!(self.may_adopt(&base), "{base:?} is adopted too early");
+    /// Panics if [`Store::adoptable`] does not return [`Adoptable::Now`].
+    pub fn adopt(&mut self, base: Arc<Base>, moment: &Moment) {
+        assert!(self.adoptable(&base, moment) == Adoptable::Now, "{base:?} is adopted at a wrong time");
+        assert!(base.claim(self.removed.store), "a base belongs to one store");
         let before = self.base.replace(base);
-        self.hand = 0;
+        self.placements += 1;
+        self.find_removed_before();
         self.adoption = Some(Adoption { before, stage: Stage::Revisions });
     }
 
-    /// Adopts a part of the base: visits up to `budget` leaves. The caller publishes after each step.
+    /// Adopts a part of the base: visits up to `budget` leaves. The caller publishes after each step. After a
+    /// fault the adoption does not go on.
     pub fn adopt_step(&mut self, budget: u64) -> AdoptProgress {
         let mut progress = AdoptProgress { settled_leaves: 0, done: self.adoption.is_none() };
         let (Some(mut adoption), Some(base)) = (self.adoption.take(), self.base.clone()) else {
             return progress;
         };
         for _ in 0..budget {
+            if base.cache().fault().is_some() {
+                break;
+            }
             match &mut adoption.stage {
                 Stage::Revisions => {
                     if !self.settle_revisions(ChangeId::end_of(base.settled())) {
@@ -119,6 +150,7 @@ impl Store {
                     let (next, is_settled) = self.settle_leaf(&base, from, block);
                     progress.settled_leaves += u64::from(is_settled);
                     match next {
+                        _ if base.cache().fault().is_some() => break,
                         Some(next) => *from = next,
                         None => {
                             progress.done = true;
@@ -133,7 +165,12 @@ impl Store {
             return progress;
         }
         self.bytes_at_adoption = u64::MAX;
+        self.placements += 1;
         if let Some(before) = adoption.before {
+            // One by one, so that no single object of garbage takes long to free.
+            while let Some(Eviction::Evicted(loaded)) = before.evict(true) {
+                self.epochs.retire(Retired::new(loaded.as_ptr(), Kind::Loaded));
+            }
             self.replaced.push(Arc::downgrade(&before));
             // Views that were published before may still refer to it.
             let pointer = Arc::into_raw(before).cast_mut();
@@ -185,25 +222,24 @@ impl Store {
     /// Takes up to `max` blocks out of memory that were not used lately, as long as the cache is over its
     /// budget. Their memory is freed once no view can read them. Returns the number of blocks.
     pub fn evict(&mut self, max: usize) -> usize {
-        /// Number of places that are looked at for each block that may be evicted. Most places may be of
-        /// blocks that are not in memory.
-        const LOOKS: usize = 64;
+        /// Number of blocks that are looked at for each one that may be evicted.
+        const LOOKS: usize = 4;
+        let before = self.adoption.as_ref().and_then(|adoption| adoption.before.as_ref());
         let mut evicted = 0;
-        let before = self.adoption.as_ref().and_then(|adoption| adoption.before.clone());
-        let bases: Vec<Arc<Base>> = self.base.iter().cloned().chain(before).collect();
-        let places: usize = bases.iter().map(|base| base.places()).sum();
-        for _ in 0..max.saturating_mul(LOOKS).min(2 * places) {
-            let is_over = bases.first().is_some_and(|base| base.cache().is_over());
-            if evicted == max || !is_over {
-                break;
-            }
-            let at = self.hand % places;
-            self.hand = at + 1;
-            let newest = bases[0].places();
-            let found = if at < newest { bases[0].evict(at) } else { bases[1].evict(at - newest) };
-            if let Some(loaded) = found {
-                self.epochs.retire(Retired::new(loaded.as_ptr(), Kind::Loaded));
-                evicted += 1;
+        // The base before is no longer needed soon.
+        for base in before.into_iter().chain(&self.base) {
+            for _ in 0..max.saturating_mul(LOOKS) {
+                if evicted == max || !base.cache().is_over() {
+                    break;
+                }
+                match base.evict(false) {
+                    None => break,
+                    Some(Eviction::Stays) => {}
+                    Some(Eviction::Evicted(loaded)) => {
+                        self.epochs.retire(Retired::new(loaded.as_ptr(), Kind::Loaded));
+                        evicted += 1;
+                    }
+                }
             }
         }
         evicted
@@ -212,8 +248,11 @@ impl Store {
     /// Stores the new location of a value that was copied within the log. Readers of later views see the new
     /// location; the old copy must stay readable for readers of earlier views. Returns the value as it was
     /// before, or `None` without a change if the version no longer exists, or its value is empty or no longer at
-    /// `from`.
+    /// `from`, or while a base is being adopted, whose blocks have the locations of its moment.
     pub fn relocate(&mut self, change: ChangeId, from: Location, to: Location) -> Option<Value> {
+        if self.adoption.is_some() {
+            return None;
+        }
         let snapshot = self.snapshot();
         let version = snapshot
             .version_at(change)
@@ -221,6 +260,7 @@ impl Store {
         if change > self.settled {
             let before = version.value();
             version.set_location(to);
+            self.placements += 1;
             return Some(before);
         }
         // The location in a block cannot be changed, so the version gets a record of its own.
@@ -229,6 +269,7 @@ impl Store {
         let version = self.snapshot().version_at(change)?;
         let before = version.value();
         version.set_location(to);
+        self.placements += 1;
         Some(before)
     }
 
@@ -278,9 +319,7 @@ impl Store {
                 },
             }
         };
-        while *block < blocks.key_blocks() && blocks.key_block(*block).first_key < &*first_key {
-            *block += 1;
-        }
+        *block = first_not_below(&**blocks, *block, &first_key);
         let number = *block;
         let is_equal = number < blocks.key_blocks() && {
             let found = blocks.key_block(number);
@@ -293,8 +332,14 @@ impl Store {
                 }
         };
         if !is_equal {
-            // SAFETY: as above.
-            if unsafe { (*leaf).level } == STUB {
+            // SAFETY: as above. A block that cannot be read stays a stub.
+            let is_readable_stub = unsafe {
+                (*leaf).level == STUB && {
+                    let stub = &*leaf.cast::<Stub>();
+                    stub.base.open(BlockId::Keys(stub.number)).is_some()
+                }
+            };
+            if is_readable_stub {
                 self.pin(&first_key);
             }
             return (next, false);
@@ -344,6 +389,25 @@ impl Store {
     }
 }
 
+/// Returns the number of the first block of keys from `from` on whose first key is not below `key`. The search
+/// takes O(log n) steps for n blocks that it passes over.
+fn first_not_below(blocks: &dyn Blocks, from: u32, key: &[u8]) -> u32 {
+    let is_below = |number: u32| blocks.key_block(number).first_key < key;
+    let count = blocks.key_blocks();
+    let (mut low, mut step) = (from, 1);
+    let mut high = from;
+    while high < count && is_below(high) {
+        low = high + 1;
+        high = high.saturating_add(step).min(count);
+        step = step.saturating_mul(2);
+    }
+    while low < high {
+        let middle = low.midpoint(high);
+        if is_below(middle) { low = middle + 1 } else { high = middle }
+    }
+    low
+}
+
 /// Returns true if all entries of a leaf are settled and, unless the leaf is a stub, below `end`.
 ///
 /// # Safety
@@ -352,8 +416,9 @@ unsafe fn is_settled(leaf: NodePtr, settled: Revision, end: Option<&[u8]>) -> bo
     // SAFETY: promised by the caller.
     unsafe {
         if (*leaf).level == STUB {
-            // The versions were settled by an earlier base, and none of them has changed. They are all keys
-            // from the first to the last, at the moment of either base.
+            // The versions were settled by an earlier base, and none of them has changed. The adoption of
+            // that base had ended before the moment of this one ([`Store::adoptable`]), so the keys of the
+            // stub were all keys from its first to its last, at this moment, too.
             return true;
         }
         let leaf = &*leaf.cast::<Leaf>();
@@ -369,53 +434,68 @@ unsafe fn is_settled(leaf: NodePtr, settled: Revision, end: Option<&[u8]>) -> bo
 
 impl Snapshot<'_> {
     /// Returns up to `max` blocks that a walk over a range of keys would have to load, in the order of the
-    /// walk. A caller that must not wait for a disk lets another thread load them, and asks again: which
-    /// leaf follows the range is known only when the last leaf of the range is in memory.
+    /// walk. A caller that must not wait for a disk lets another thread load them, and asks again, since which
+    /// leaf follows the range is known only when the last leaf of the range is in memory. After a few rounds
+    /// it reads anyway: blocks may be evicted as fast as they are loaded.
+    ///
+    /// At most a few leaves per block that may be returned are looked at. Beyond them, a large range may have
+    /// more absent blocks.
     pub fn absent(&self, range: KeyRange<'_>, max: usize) -> Vec<AbsentBlock> {
-        let mut found = Vec::new();
+        /// Number of leaves that are looked at for each block that may be returned.
+        const LOOKS: usize = 8;
+        let mut absent = Absent { range: &range, max, looks: LOOKS * max, found: Vec::new() };
         let root = self.state().keys;
-        if self.state().bases.newest.is_null() || root.is_null() || range.is_empty() {
-            return found;
+        let has_base = !self.state().bases.newest.is_null();
+        if has_base && max > 0 && !root.is_null() && !range.is_empty() && self.fault().is_none() {
+            // SAFETY: the nodes of a snapshot are alive and unchanged.
+            unsafe { absent.collect(root, true, None) };
         }
-        // SAFETY: the nodes of a snapshot are alive and unchanged.
-        unsafe { absent(root, &range, true, None, max, &mut found) };
-        found
+        absent.found
     }
 }
 
-/// Collects the absent blocks of a range below a node that contains keys of the range, or the first key after
-/// it. Returns true if the walk goes on in the next node. `is_first` is true if the walk begins below the
-/// node; `end` is the end of the node's range, unless it is the last node.
-///
-/// # Safety
-/// The node is alive and belongs to a tree of keys.
-unsafe fn absent(
-    node: NodePtr,
-    range: &KeyRange<'_>,
-    is_first: bool,
-    end: Option<&[u8]>,
+/// A walk that collects absent blocks.
+struct Absent<'r> {
+    range: &'r KeyRange<'r>,
     max: usize,
-    found: &mut Vec<AbsentBlock>,
-) -> bool {
-    // SAFETY: promised by the caller; the level tells the type of the node.
-    unsafe {
-        if !is_inner(node) {
-            if (*node).level == STUB {
+    /// Number of leaves that may still be looked at.
+    looks: usize,
+    found: Vec<AbsentBlock>,
+}
+
+impl Absent<'_> {
+    /// Collects the absent blocks of the range below a node that contains keys of the range, or the first key
+    /// after it. Returns true if the walk goes on in the next node. `is_first` is true if the walk begins
+    /// below the node; `end` is the end of the node's range, unless it is the last node.
+    ///
+    /// # Safety
+    /// The node is alive and belongs to a tree of keys.
+    unsafe fn collect(&mut self, node: NodePtr, is_first: bool, end: Option<&[u8]>) -> bool {
+        // SAFETY: promised by the caller; the level tells the type of the node.
+        unsafe {
+            if is_inner(node) {
+                let inner = &*node.cast::<Inner<ByKey>>();
+                let first = if is_first { inner.route(self.range.start().0) } else { 0 };
+                return (first..inner.len()).all(|at| {
+                    let end = if at + 1 < inner.len() { Some(inner.separator(at + 1)) } else { end };
+                    self.collect(inner.children[at], is_first && at == first, end)
+                });
+            }
+            self.looks -= 1;
+            let leaf = if (*node).level == STUB {
                 let stub = &*node.cast::<Stub>();
                 let block = BlockId::Keys(stub.number);
-                if !stub.base.is_loaded(block) {
-                    found.push(AbsentBlock { base: Arc::clone(&stub.base), block });
-                    return found.len() < max && end.is_some_and(|end| range.is_before_end(end));
-                }
-            }
-            let Some(Node::Leaf(leaf)) = Node::<ByKey>::open(node) else { return false };
-            return leaf.slots().last().is_none_or(|last| range.is_before_end(last.version::<'_>().key()));
+                let Some(loaded) = stub.base.peek(block) else {
+                    self.found.push(AbsentBlock { base: Arc::clone(&stub.base), block });
+                    let goes_on = end.is_some_and(|end| self.range.is_before_end(end));
+                    return goes_on && self.found.len() < self.max && self.looks > 0;
+                };
+                &loaded.leaf
+            } else {
+                &*node.cast::<Leaf>()
+            };
+            let last = leaf.slots().last().map(|last| last.version::<'_>().key());
+            self.looks > 0 && last.is_none_or(|last| self.range.is_before_end(last))
         }
-        let inner = &*node.cast::<Inner<ByKey>>();
-        let first = if is_first { inner.route(range.start().0) } else { 0 };
-        (first..inner.len()).all(|at| {
-            let end = if at + 1 < inner.len() { Some(inner.separator(at + 1)) } else { end };
-            absent(inner.children[at], range, is_first && at == first, end, max, found)
-        })
     }
 }

@@ -9,13 +9,14 @@
 //! The crate does no IO: it calls [`Blocks`].
 
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
+use std::collections::VecDeque;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicBool, AtomicPtr, AtomicU64, Ordering};
-use std::sync::{Arc, OnceLock};
+use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use numbers::{ChangeId, LeaseId, Revision};
 
-use crate::load::LoadedVersion;
+use crate::load::{LoadedVersion, VERSION_MAX};
 use crate::node::{ByKey, ByRevision, LEAF, Leaf, Slot};
 use crate::version::{Content, KEY_BYTES_MAX, Version};
 
@@ -109,6 +110,10 @@ pub struct Cache {
 /// Part of the budget that loaded blocks may take in any case, even if the rest of the index exceeds the
 /// budget.
 const BLOCKS_SHARE_MIN: u64 = 8;
+/// Evicted blocks that a held view keeps may take this part of the budget before no more are evicted.
+const EVICTED_PART: u64 = 4;
+/// Bytes of evicted blocks that may wait for held views, whatever the budget is.
+const EVICTED_BYTES_MIN: u64 = 1 << 20;
 
 impl Cache {
     /// Returns an empty cache for an index that should take at most `budget_bytes` of memory.
@@ -155,11 +160,14 @@ impl Cache {
         self.evictions.load(Ordering::Relaxed)
     }
 
-    /// Returns true if loaded blocks take more memory than the rest of the index leaves for them:
-    /// [`crate::Store::evict`] should be called.
+    /// Returns true if loaded blocks take more memory than the rest of the index leaves for them, and evicting
+    /// some would help: [`crate::Store::evict`] should be called. While many evicted blocks wait for held
+    /// views, evicting more would free nothing, and the blocks would be loaded once more.
     pub fn is_over(&self) -> bool {
         let left = self.budget_bytes.saturating_sub(self.indexed_bytes.load(Ordering::Relaxed));
-        self.resident_bytes() > left.max(self.budget_bytes / BLOCKS_SHARE_MIN)
+        let evicted_max = (self.budget_bytes / EVICTED_PART).max(EVICTED_BYTES_MIN);
+        self.evicted_bytes() <= evicted_max
+            && self.resident_bytes() > left.max(self.budget_bytes / BLOCKS_SHARE_MIN)
     }
 
     /// Sets the number of bytes of the index that are in memory in any case.
@@ -171,13 +179,18 @@ impl Cache {
 /// A base with the blocks of it that are in memory.
 ///
 /// Any thread may load a block. Only the writer of the store evicts blocks; an evicted block is freed once no
-/// view can read it any more. The cache keeps the first fault of a block, and from then on no block is read: an
+/// view can read it any more. A base belongs to one store. The cache keeps the first fault of a block, and from then on no block is read: an
 /// index that is damaged is not trusted in part.
 pub struct Base {
     blocks: Arc<dyn Blocks>,
     cache: Arc<Cache>,
     keys: Box<[AtomicPtr<Loaded>]>,
     changes: Box<[AtomicPtr<Loaded>]>,
+    /// Places of the blocks in memory, in the order in which they were loaded or looked at by the clock: block
+    /// of keys n at n, block of changes n after all blocks of keys.
+    resident: Mutex<VecDeque<usize>>,
+    /// Number of the store that reads the base; 0 for none.
+    owner: AtomicU64,
 }
 
 impl std::fmt::Debug for Base {
@@ -242,7 +255,22 @@ impl Base {
     pub fn new(blocks: Arc<dyn Blocks>, cache: Arc<Cache>) -> Arc<Base> {
         let table = |blocks: u32| (0..blocks).map(|_| AtomicPtr::default()).collect();
         let (keys, changes) = (table(blocks.key_blocks()), table(blocks.change_blocks()));
-        Arc::new(Base { blocks, cache, keys, changes })
+        Arc::new(Base { blocks, cache, keys, changes, resident: Mutex::default(), owner: AtomicU64::new(0) })
+    }
+
+    /// Makes the base that of a store, whose number is not 0. Only the writer of one store may evict blocks,
+    /// because only views of that store keep them alive. Returns false if the base belongs to a store already.
+    pub(crate) fn claim(&self, store: u64) -> bool {
+        self.owner.compare_exchange(0, store, Ordering::Relaxed, Ordering::Relaxed).is_ok()
+    }
+
+    pub(crate) fn is_claimed(&self) -> bool {
+        self.owner.load(Ordering::Relaxed) != 0
+    }
+
+    fn resident(&self) -> MutexGuard<'_, VecDeque<usize>> {
+        // Nothing panics while it holds the lock.
+        self.resident.lock().unwrap_or_else(PoisonError::into_inner)
     }
 
     /// Returns the descriptions of the blocks.
@@ -274,8 +302,13 @@ impl Base {
         }
     }
 
-    pub(crate) fn is_loaded(&self, block: BlockId) -> bool {
-        self.table(block).is_some_and(|place| !place.load(Ordering::Relaxed).is_null())
+    /// Returns a block if it is in memory, without counting this as a use.
+    ///
+    /// # Safety
+    /// As for [`Base::open`].
+    pub(crate) unsafe fn peek<'t>(&self, block: BlockId) -> Option<&'t Loaded> {
+        // SAFETY: promised by the caller.
+        NonNull::new(self.table(block)?.load(Ordering::Acquire)).map(|loaded| unsafe { loaded.as_ref() })
     }
 
     /// Returns a block, after loading it if it is not in memory; `None` if the base has a fault.
@@ -323,6 +356,10 @@ impl Base {
         match place.compare_exchange(std::ptr::null_mut(), new, Ordering::AcqRel, Ordering::Acquire) {
             Ok(_) => {
                 self.cache.loads.fetch_add(1, Ordering::Relaxed);
+                self.resident().push_back(match block {
+                    BlockId::Keys(number) => number as usize,
+                    BlockId::Changes(number) => self.keys.len() + number as usize,
+                });
                 Some(loaded)
             }
             Err(other) => {
@@ -350,28 +387,35 @@ impl Base {
         }
     }
 
-    /// Number of all blocks, over which the hand of the clock goes.
-    pub(crate) fn places(&self) -> usize {
-        self.keys.len() + self.changes.len()
-    }
-
-    /// Takes the block at place `at` out of its table, if it is in memory and was not used again since the
-    /// last call for it.
-    pub(crate) fn evict(&self, at: usize) -> Option<NonNull<Loaded>> {
+    /// Looks at the block in memory that was not looked at for longest, and takes it out of its table. If
+    /// `all` is false and the block was used again since the last look, it stays. Returns `None` if no block
+    /// is in memory. The caller is the writer of the store, and retires the block.
+    pub(crate) fn evict(&self, all: bool) -> Option<Eviction> {
+        let at = self.resident().pop_front()?;
         let place = self.keys.get(at).or_else(|| self.changes.get(at - self.keys.len()))?;
+        // A block is listed once it is in the table, and only the caller takes it out.
         let loaded = NonNull::new(place.load(Ordering::Acquire))?;
-        // SAFETY: only the caller, which is the writer, takes blocks out of the table and retires them.
+        // SAFETY: only the caller takes blocks out of the table and retires them.
         let found = unsafe { loaded.as_ref() };
-        if found.is_used_again.swap(false, Ordering::Relaxed) {
-            return None;
+        if found.is_used_again.swap(false, Ordering::Relaxed) && !all {
+            self.resident().push_back(at);
+            return Some(Eviction::Stays);
         }
         found.is_evicted.store(true, Ordering::Relaxed);
         self.cache.evictions.fetch_add(1, Ordering::Relaxed);
         self.cache.evicted_bytes.fetch_add(found.bytes as u64, Ordering::Relaxed);
         self.cache.resident_bytes.fetch_sub(found.bytes as u64, Ordering::Relaxed);
-        // Nobody but the caller replaces a block that is in the table.
-        NonNull::new(place.swap(std::ptr::null_mut(), Ordering::AcqRel))
+        place.store(std::ptr::null_mut(), Ordering::Release);
+        Some(Eviction::Evicted(loaded))
     }
+}
+
+/// Result of a look at a block in memory.
+pub(crate) enum Eviction {
+    /// The block was used again, and stays.
+    Stays,
+    /// The block is out of its table, and has to be retired.
+    Evicted(NonNull<Loaded>),
 }
 
 impl Drop for Base {
@@ -420,7 +464,7 @@ impl Packing<'_> {
         if loaded.key.len() > KEY_BYTES_MAX {
             return Err("a key is too long");
         }
-        let is_put = loaded.version > 0
+        let is_put = (1..=VERSION_MAX).contains(&loaded.version)
             && loaded.create_revision >= Revision(0)
             && loaded.create_revision <= loaded.main;
         if !is_put || loaded.main < Revision::FIRST || loaded.main > settled {

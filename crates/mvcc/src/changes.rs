@@ -101,10 +101,7 @@ impl<'a> Snapshot<'a> {
                     0 => {
                         let leaf = &*pointer.cast::<Leaf>();
                         let newest: Version<'a> = leaf.version(leaf.find::<ByKey>(listed.key()).ok()?);
-                        // Versions above this revision were not removed. The search finds the version that
-                        // was the newest there, which is the listed one unless that was removed.
-                        let rev = listed.main().max(self.state().removed_through);
-                        return newest.at(rev).filter(|version| version.id() == listed.id());
+                        return newest.stored(listed.id(), self.state().removed_before);
                     }
                     STUB => {
                         let stub = &*pointer.cast::<Stub>();

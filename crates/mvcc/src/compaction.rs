@@ -6,7 +6,7 @@
 //! superseded versions in the order of their successors, and tombstones in the order of their revisions, so
 //! the work is proportional to the number of removed versions.
 
-use numbers::Revision;
+use numbers::{ChangeId, Revision};
 
 use crate::epoch::{Kind, Retired};
 use crate::node::Slot;
@@ -75,6 +75,7 @@ impl Store {
             count += 1;
         }
         if count > 0 {
+            self.find_removed_before();
             self.removed.through = self.removed.through.max(through);
             self.removed.versions += count;
         }
@@ -99,6 +100,33 @@ impl Store {
         // SAFETY: promised by the caller.
         self.removable_bytes += unsafe { removable_bytes(slot) };
         if slot.is_live() { self.superseded.push(slot) } else { self.tombstones.push(slot) }
+    }
+
+    /// Finds out which versions are removed, if the store has a base.
+    pub(crate) fn find_removed_before(&mut self) {
+        if self.base.is_none() {
+            return;
+        }
+        let Some(front) = self.superseded.front() else {
+            self.removed_before = ChangeId::end_of(Revision::MAX);
+            return;
+        };
+        // SAFETY: every record in the queue is alive, and so are all later versions of its key: they are
+        // superseded later, and tombstones that follow such a version are removed after it.
+        let successor = unsafe {
+            let front: Version<'_> = front.version();
+            let by = front.superseded();
+            let newest = self.keys.find(front.key()).map(|slot| slot.version::<'_>());
+            let mut next = newest.and_then(|newest| newest.held_at(by, by));
+            while let Some(version) = next.filter(|version| !version.follows(front)) {
+                next = version.predecessor_of_same_main();
+            }
+            next
+        };
+        match successor {
+            Some(next) => self.removed_before = next.id(),
+            None => assert!(self.fault().is_some(), "a superseded version has a successor"),
+        }
     }
 
     fn next_removable(&mut self, through: Revision) -> Option<Slot> {

@@ -45,7 +45,7 @@ mod tree;
 mod version;
 mod view;
 
-pub use adoption::{AbsentBlock, AdoptProgress};
+pub use adoption::{AbsentBlock, AdoptProgress, Adoptable};
 pub use base::{BLOCK_VERSIONS_MAX, Base, BlockId, Blocks, Cache, ChangeBlock, KeyBlock, NO_BLOCK};
 pub use changes::{Changes, Looked};
 pub use compaction::CompactProgress;

@@ -125,7 +125,7 @@ unsafe impl Send for Loader {}
 const REVISION_MAX: Revision = Revision(i64::MAX / 2);
 
 /// Highest version number allowed in an image.
-const VERSION_MAX: i64 = REVISION_MAX.0;
+pub(crate) const VERSION_MAX: i64 = REVISION_MAX.0;
 
 /// Number of changes that are written to the table together. Changes arrive in key order, so successive
 /// changes usually belong to distant entries of the table, and most writes cause a cache miss. Writing many
@@ -163,8 +163,13 @@ impl Loader {
     /// Starts loading an image whose settled leaves stay in the blocks of a base. All versions at or below
     /// [`Blocks::settled`](crate::Blocks::settled) that are pushed must be in the base's list of changes.
     /// `versions` is the expected number of versions that are pushed one by one.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the base belongs to another store or loader.
     pub fn with_base(versions: u64, current: Revision, base: Arc<Base>) -> Loader {
         let mut loader = Loader::new(versions, current);
+        assert!(base.claim(loader.store.removed.store), "a base belongs to one store");
         loader.store.settled = ChangeId::end_of(base.settled());
         loader.store.base = Some(base);
         loader
@@ -190,6 +195,10 @@ impl Loader {
             return Err(LoadError::InvalidBlock);
         };
         self.check_after_block(block.first_key)?;
+        let next = (number + 1 < blocks.key_blocks()).then(|| blocks.key_block(number + 1).first_key);
+        if next.is_some_and(|next| next <= block.first_key) {
+            return Err(LoadError::OutOfOrder);
+        }
         if let Some(newest) = self.newest.take() {
             // SAFETY: the loader owns the record.
             if unsafe { newest.version::<'_>() }.key() >= block.first_key {
@@ -387,6 +396,7 @@ impl Loader {
         self.store.current = current;
         self.store.compacted = compacted;
         self.store.removed.through = compacted;
+        self.store.find_removed_before();
         Ok(std::mem::take(&mut self.store))
     }
 }

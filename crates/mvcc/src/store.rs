@@ -16,9 +16,9 @@ use crate::tree::Tree;
 use crate::version::{self, Content, Value, Version};
 use crate::view::{Moment, Removed, Snapshot, State, View};
 
-/// Number of stores created so far in this process. It numbers the stores, so that a moment of one store is
+/// Number of the next store that this process creates, from 1. It numbers the stores, so that a moment of one store is
 /// not accepted by another store.
-static STORES: AtomicU64 = AtomicU64::new(0);
+static STORES: AtomicU64 = AtomicU64::new(1);
 
 /// All versions of all keys. One thread writes; all others read through the views that it publishes.
 ///
@@ -56,8 +56,12 @@ pub struct Store {
     pub(crate) settled: ChangeId,
     /// Number of versions through `settled`.
     pub(crate) settled_versions: u64,
-    /// Place at which eviction continues.
-    pub(crate) hand: usize,
+    /// Number of times that a location or the set of stubs was changed by something else than a write:
+    /// relocations, and beginnings and ends of adoptions.
+    pub(crate) placements: u64,
+    /// All versions whose successor is before this change are removed, and no others. Tombstones are not
+    /// considered. Not kept while the store has no base.
+    pub(crate) removed_before: ChangeId,
     /// See [`Stats::pinned_bytes`]: bytes of the index when it was smallest since the last adoption.
     pub(crate) bytes_at_adoption: u64,
     census: Arc<Census>,
@@ -126,7 +130,8 @@ impl Store {
             replaced: Vec::new(),
             settled: NONE_SETTLED,
             settled_versions: 0,
-            hand: 0,
+            placements: 0,
+            removed_before: ChangeId::end_of(Revision::MAX),
             bytes_at_adoption: 0,
             census,
             estate: Arc::new(Estate::new()),
@@ -151,7 +156,8 @@ impl Store {
             newest: self.current + i64::from(self.suspended > 0),
             bases: self.bases(),
             settled: self.settled,
-            removed_through: self.removed.through,
+            removed_before: self.removed_before,
+            placements: self.placements,
         }
     }
 
@@ -403,6 +409,9 @@ impl Writer<'_> {
         for removable in previous.into_iter().chain((!slot.is_live()).then_some(slot)) {
             // SAFETY: both records are in the trees.
             unsafe { store.add_removable(removable) };
+            if store.superseded.len() == 1 && removable.is_live() {
+                store.removed_before = id;
+            }
         }
         self.changes += 1;
         // SAFETY: both records are alive while the writer is borrowed.

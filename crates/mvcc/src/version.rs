@@ -373,6 +373,49 @@ impl<'a> Version<'a> {
         Some(unsafe { Version::from_record(prev.record) })
     }
 
+    /// Returns true if `other` is the predecessor, without reading it.
+    pub(crate) fn follows(self, other: Version<'_>) -> bool {
+        self.prev().is_some_and(|prev| prev.record == other.record)
+    }
+
+    /// Returns the predecessor if its main revision is that of this version, too.
+    ///
+    /// # Safety
+    /// A predecessor of this main revision is not removed.
+    pub(crate) unsafe fn predecessor_of_same_main(self) -> Option<Version<'a>> {
+        let prev = self.prev().filter(|prev| prev.main == self.main().0)?;
+        // SAFETY: promised by the caller.
+        Some(unsafe { Version::from_record(prev.record) })
+    }
+
+    /// Returns the put with this id, if it is not removed. `self` must be the newest version of the key. All
+    /// puts whose successor is before the change `removed_before`, and no others, are removed; tombstones at
+    /// or above the main revision of that change are not removed.
+    ///
+    /// # Example
+    ///
+    /// A key was put at 3, 5, 8 and 9, and `removed_before` is 8: the put at 3 is removed, because its
+    /// successor is at 5. The put at 5 is not removed. The search looks for the newest version at 8, which is
+    /// not before 8, and so goes one step further, to the version at 5.
+    pub(crate) fn stored(self, id: ChangeId, removed_before: ChangeId) -> Option<Version<'a>> {
+        if id.main >= removed_before.main {
+            // Everything above `id.main` exists.
+            return self.at(id.main).filter(|version| version.id() == id);
+        }
+        let mut version = self.held_at(removed_before.main, removed_before.main)?;
+        while version.id() >= removed_before {
+            let prev = version.prev()?;
+            if version.version() == 1 && prev.main < removed_before.main.0 {
+                // The predecessor is a tombstone, which may be removed, and all puts before it are.
+                return None;
+            }
+            // SAFETY: the predecessor is a tombstone that is not removed, or a put whose successor is not
+            // before `removed_before`.
+            version = unsafe { Version::from_record(prev.record) };
+        }
+        (version.id() == id).then_some(version)
+    }
+
     /// Returns the version of this key that was live just before `change`. `self` must be the newest version
     /// of the key, and `change` must be above `compacted`, the compact revision of the snapshot.
     pub(crate) fn before(self, change: ChangeId, compacted: Revision) -> Option<Version<'a>> {

@@ -50,8 +50,10 @@ pub(crate) struct State {
     /// The tree of revisions contains the versions after this change. The others are listed by the newest
     /// base.
     pub(crate) settled: ChangeId,
-    /// Revision through which versions were removed when the trees were as they are.
-    pub(crate) removed_through: Revision,
+    /// Versions whose successor is before this change were removed when the trees were as they are.
+    pub(crate) removed_before: ChangeId,
+    /// See [`crate::store::Store::placements`].
+    pub(crate) placements: u64,
 }
 
 /// A handle to the state of one published [`View`], with its revisions and counts. Later views of the same
@@ -87,6 +89,8 @@ pub struct Moment {
     versions: u64,
     /// Highest compact revision up to which versions may be physically removed while the moment is read.
     keeps: Revision,
+    /// Number of relocations and of beginnings and ends of adoptions before the moment.
+    placements: u64,
     /// Number of versions removed before the moment, if no version may be removed while the moment is read;
     /// otherwise `None`.
     removals: Option<u64>,
@@ -94,8 +98,23 @@ pub struct Moment {
 
 impl Moment {
     pub(crate) fn of(state: &State, removed: Removed) -> Moment {
-        let State { current, compacted, live, versions, .. } = *state;
-        Moment { store: removed.store, current, compacted, live, versions, keeps: compacted, removals: None }
+        let State { current, compacted, live, versions, placements, .. } = *state;
+        Moment {
+            store: removed.store,
+            current,
+            compacted,
+            live,
+            versions,
+            keeps: compacted,
+            placements,
+            removals: None,
+        }
+    }
+
+    /// Returns true if the moment is of the store with this number, and if that store has neither relocated a
+    /// value nor begun or ended an adoption since.
+    pub(crate) fn is_of_placements(&self, store: u64, placements: u64) -> bool {
+        (self.store, self.placements) == (store, placements)
     }
 
     /// Returns the current revision of the moment.

@@ -242,7 +242,7 @@ fn a_restore_in_blocks_is_a_whole_restore() {
             stubs += settled.difference(&read).count();
             merged += settled.intersection(&read).count();
             with_deltas += usize::from(!deltas.is_empty());
-            let mut back = assert_restores_alike(files, &deltas);
+            let back = assert_restores_alike(files, &deltas);
             assert_eq!(
                 back.head().delta_from_min,
                 restored(&[run(&mut machine, Revision(0))]).unwrap().head().delta_from_min

@@ -2,6 +2,7 @@
 
 #![allow(clippy::disallowed_methods, reason = "tests may use threads and the environment")]
 
+mod base_edges;
 mod bases;
 mod compare;
 mod leaks;

@@ -55,10 +55,11 @@ pub enum Damage {
     TooNew,
     OtherKeyBlock,
     Overlong,
+    VersionOutOfBounds,
 }
 
 impl Damage {
-    pub const ALL: [Damage; 9] = [
+    pub const ALL: [Damage; 10] = [
         Damage::Unreadable,
         Damage::OneMissing,
         Damage::OneTwice,
@@ -68,6 +69,7 @@ impl Damage {
         Damage::TooNew,
         Damage::OtherKeyBlock,
         Damage::Overlong,
+        Damage::VersionOutOfBounds,
     ];
 
     fn apply(self, entries: &mut Vec<(Entry, u32)>) {
@@ -86,6 +88,7 @@ impl Damage {
                 // A lease is wrong only in a block of keys.
                 entries[0].0.version = -1;
             }
+            Damage::VersionOutOfBounds => entries[0].0.version = i64::MAX,
             Damage::TooNew => entries[0].0.main = Revision(i64::MAX / 4),
             Damage::OtherKeyBlock => {
                 entries[0].1 = NO_BLOCK - 1;
@@ -107,6 +110,7 @@ impl Damage {
 
 /// The blocks of a base, in memory.
 pub struct MemoryBlocks {
+    pub moment: Moment,
     settled: Revision,
     /// Entries of each block of keys, and true if the block is settled.
     pub keys: Vec<(Vec<Entry>, bool)>,
@@ -121,6 +125,7 @@ impl MemoryBlocks {
     /// Returns the same blocks, of which the nth read from now on finds the damage.
     pub fn damaged(&self, read: u64, damage: Damage) -> MemoryBlocks {
         MemoryBlocks {
+            moment: self.moment,
             settled: self.settled,
             keys: self.keys.clone(),
             changes: self.changes.clone(),
@@ -261,6 +266,7 @@ impl BaseWriter {
             .collect();
         let changes = listed.chunks(56.min(self.versions_max)).map(<[_]>::to_vec).collect();
         Arc::new(MemoryBlocks {
+            moment: self.moment,
             settled: self.settled(),
             keys: self.blocks,
             changes,

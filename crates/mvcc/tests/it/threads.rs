@@ -194,7 +194,8 @@ fn hammer(load: &Load) {
                     let view = store.publish();
                     let mut writer = BaseWriter::new(view.moment(), BLOCK_VERSIONS_MAX);
                     while writer.step(&view, usize::MAX) {}
-                    store.adopt(Base::new(writer.finish(&view), Arc::clone(&cache)));
+                    let (blocks, moment) = (writer.finish(&view), view.moment());
+                    store.adopt(Base::new(blocks, Arc::clone(&cache)), &moment);
                 }
             }
             // Moves values to a random location whose two halves are equal.

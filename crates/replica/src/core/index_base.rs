@@ -14,7 +14,7 @@
 
 use std::sync::Arc;
 
-use mvcc::{Base, Cache, Stats, Store};
+use mvcc::{Adoptable, Base, Cache, Moment, Stats, Store};
 use numbers::Revision;
 
 /// The index has to grow by the budget divided by this number before a new base is due.
@@ -38,8 +38,10 @@ pub(super) struct IndexBase {
     has_moved: bool,
     /// True if the last turn has evicted as many blocks as a turn may, so that more may have to go.
     evicts: bool,
-    /// A base that is written, and that the index may adopt once versions are removed.
-    waiting: Option<Arc<Base>>,
+    /// Moment of the newest checkpoint that was ordered.
+    moment: Option<Moment>,
+    /// A base that is written, and that the index may adopt once versions are removed, with its moment.
+    waiting: Option<(Arc<Base>, Moment)>,
 }
 
 impl IndexBase {
@@ -62,12 +64,13 @@ impl IndexBase {
             && stats.pinned_bytes > cache.budget_bytes() / GROWTH_PART
     }
 
-    /// Records that a checkpoint was ordered, which may write a base, and does if it is a whole one. `moves`
-    /// is true if values are on their way to other places.
-    pub fn ordered(&mut self, compacted: Revision, whole: bool, moves: bool) {
+    /// Records that a checkpoint of this moment was ordered, which may write a base, and does if it is a whole
+    /// one. `moves` is true if values are on their way to other places.
+    pub fn ordered(&mut self, moment: Moment, whole: bool, moves: bool) {
         if whole {
-            self.ordered_at = Some(compacted);
+            self.ordered_at = Some(moment.compact_revision());
         }
+        self.moment = Some(moment);
         self.has_moved = moves;
     }
 
@@ -80,9 +83,9 @@ impl IndexBase {
     /// Records a base that was written. Returns true if the index may adopt it.
     pub fn written(&mut self, base: Arc<Base>) -> bool {
         if !self.has_moved {
-            self.waiting = Some(base);
+            self.waiting = self.moment.map(|moment| (base, moment));
         }
-        !self.has_moved
+        self.waiting.is_some()
     }
 
     /// Forgets the base that waits, so that values may move. Another one is due after the next compaction.
@@ -92,7 +95,7 @@ impl IndexBase {
 
     /// Forgets the base that waits: the state that it belongs to was replaced.
     pub fn state_replaced(&mut self) {
-        (self.ordered_at, self.waiting) = (None, None);
+        (self.ordered_at, self.moment, self.waiting) = (None, None, None);
         self.has_moved = true;
     }
 
@@ -102,9 +105,19 @@ impl IndexBase {
     }
 
     /// Returns the base that waits, if the index can adopt it now.
-    pub fn to_adopt(&mut self, store: &Store) -> Option<Arc<Base>> {
-        let may = self.waiting.as_ref().is_some_and(|base| store.may_adopt(base));
-        if may { self.waiting.take() } else { None }
+    pub fn to_adopt(&mut self, store: &Store) -> Option<(Arc<Base>, Moment)> {
+        match self.waiting_is(store)? {
+            Adoptable::Now => self.waiting.take(),
+            Adoptable::Later => None,
+            Adoptable::Never => {
+                self.waiting = None;
+                None
+            }
+        }
+    }
+
+    fn waiting_is(&self, store: &Store) -> Option<Adoptable> {
+        self.waiting.as_ref().map(|(base, moment)| store.adoptable(base, moment))
     }
 
     /// Records that a turn has evicted this many blocks.
@@ -115,7 +128,7 @@ impl IndexBase {
     /// Returns true if the next turn has something to do: a part of a base is to be adopted, or blocks are to be
     /// evicted.
     pub fn has_work(&self, store: &Store) -> bool {
-        self.evicts || store.is_adopting() || self.waiting.as_ref().is_some_and(|base| store.may_adopt(base))
+        self.evicts || store.is_adopting() || self.waiting_is(store).is_some_and(|is| is != Adoptable::Later)
     }
 }
 
@@ -127,16 +140,26 @@ mod tests {
         Stats { pinned_bytes, ..Store::new().stats() }
     }
 
+    /// Returns a moment with this compact revision.
+    fn moment(compacted: i64) -> Moment {
+        let mut store = Store::new();
+        while store.current_revision() < Revision(compacted) {
+            store.begin().put(b"key", mvcc::Value::default(), numbers::LeaseId::NONE);
+        }
+        store.compact(Revision(compacted)).expect("it is the current revision");
+        store.moment()
+    }
+
     #[test]
     fn a_base_is_due_once_per_compaction_if_the_index_has_grown() {
         let mut off = IndexBase::new(None);
-        off.ordered(Revision(3), true, false);
+        off.ordered(moment(3), true, false);
         assert!(!off.is_due(&stats(u64::MAX), Revision(9)));
         let mut base = IndexBase::new(Some(Cache::new(1000)));
         assert!(!base.is_due(&stats(501), Revision::NEVER_COMPACTED), "nothing is settled");
         assert!(!base.is_due(&stats(500), Revision(7)));
         assert!(base.is_due(&stats(501), Revision(7)));
-        base.ordered(Revision(7), true, false);
+        base.ordered(moment(7), true, false);
         assert!(!base.is_due(&stats(501), Revision(7)), "it was ordered for this compaction");
         assert!(base.is_due(&stats(501), Revision(8)));
     }

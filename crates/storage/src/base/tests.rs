@@ -210,7 +210,8 @@ fn a_base_in_blocks_is_restored_with_a_budget_and_without() {
     // The base that the core has received can be adopted, and reads from the files under their old names.
     assert_eq!(base.blocks().settled(), Revision(world.machine.store.compact_revision().0 - 1));
     let before = contents(&mut world.machine);
-    world.machine.store.adopt(base);
+    let moment = world.machine.store.moment();
+    world.machine.store.adopt(base, &moment);
     while !world.machine.store.adopt_step(10).done {}
     world.checkpoint(true).expect("the disk is good");
     assert_eq!(contents(&mut world.machine), before);

@@ -431,9 +431,9 @@ impl Core {
                 self.reclaim();
             }
         } else if !self.space.moves.are_under_way()
-            && let Some(base) = self.index_base.to_adopt(&self.machine.store)
+            && let Some((base, moment)) = self.index_base.to_adopt(&self.machine.store)
         {
-            self.machine.store.adopt(base);
+            self.machine.store.adopt(base, &moment);
             self.publication.request();
         }
         let evicted = if cache.is_over() { self.machine.store.evict(EVICTIONS_PER_TURN) } else { 0 };
@@ -609,7 +609,7 @@ impl Core {
         if !self.workers.order(order) {
             return;
         }
-        self.index_base.ordered(self.machine.store.compact_revision(), whole, has_moves);
+        self.index_base.ordered(moment, whole, has_moves);
         self.space.checkpoints.ordered(empty_segments, whole, log_bytes, now);
         if planted::is(Bug::SegmentDeletedEarly) {
             let early = self.space.checkpoints.take_empty();
