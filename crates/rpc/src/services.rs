@@ -23,6 +23,7 @@ mod lease;
 mod lock;
 mod maintenance;
 mod pieces;
+mod preload;
 mod principal;
 mod range;
 mod range_stream;
