@@ -36,6 +36,8 @@ pub(super) struct IndexBase {
     ordered_at: Option<Revision>,
     /// True if a value has moved since the newest checkpoint was ordered.
     has_moved: bool,
+    /// True if the last turn has evicted as many blocks as a turn may, so that more may have to go.
+    evicts: bool,
     /// Moment of the newest checkpoint that was ordered.
     moment: Option<Moment>,
     /// A base that is written, and that the index may adopt once versions are removed, with its moment.
@@ -118,9 +120,15 @@ impl IndexBase {
         self.waiting.as_ref().map(|(base, moment)| store.adoptable(base, moment))
     }
 
-    /// Returns true if the next turn has something to do: a part of a base is to be adopted.
+    /// Records that a turn has evicted this many blocks.
+    pub fn evicted(&mut self, blocks: usize) {
+        self.evicts = blocks == EVICTIONS_PER_TURN;
+    }
+
+    /// Returns true if the next turn has something to do: a part of a base is to be adopted, or blocks are to be
+    /// evicted.
     pub fn has_work(&self, store: &Store) -> bool {
-        store.is_adopting() || self.waiting_is(store).is_some_and(|is| is != Adoptable::Later)
+        self.evicts || store.is_adopting() || self.waiting_is(store).is_some_and(|is| is != Adoptable::Later)
     }
 }
 

@@ -436,7 +436,9 @@ impl Core {
             self.machine.store.adopt(base, &moment);
             self.publication.request();
         }
-        if cache.is_over() && self.machine.store.evict(EVICTIONS_PER_TURN) > 0 {
+        let evicted = if cache.is_over() { self.machine.store.evict(EVICTIONS_PER_TURN) } else { 0 };
+        self.index_base.evicted(evicted);
+        if evicted > 0 {
             // The memory of evicted blocks is freed once a later view has replaced the current one.
             self.publication.request();
         }
