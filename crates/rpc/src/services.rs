@@ -34,6 +34,8 @@ mod strangers;
 mod traced;
 mod walk;
 
+pub(crate) use walk::index_unreadable;
+
 use std::cell::RefCell;
 use std::collections::HashMap;
 use std::future::poll_fn;
