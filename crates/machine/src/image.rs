@@ -104,7 +104,7 @@ mod restore;
 mod run;
 mod top;
 
-pub use base_writer::{BaseFile, BaseWriter};
+pub use base_writer::{BaseError, BaseFile, BaseWriter};
 pub use blocks::{BaseBlocks, BlockSource};
 pub use head::Head;
 pub use restore::{BaseRun, Building, Reading, RestoreError, Versions, begin, begin_in_blocks, restore};

@@ -80,6 +80,11 @@ const SETTLE_PAUSE: Duration = Duration::from_millis(200);
 /// most estimates also as a lower bound.
 const VERSION_BYTES: u64 = 48;
 const VERSION_BYTES_MIN: u64 = 8;
+/// Estimated size of a version in the change file of a base in blocks, compared with that in the base run.
+const CHANGES_FACTOR: u64 = 2;
+/// Pause after a step of a base in blocks while the blocks that it reads take more memory than they should: as many as a
+/// step reads are evicted in this time.
+const MEMORY_PAUSE: Duration = Duration::from_millis(20);
 /// Estimated size of a lease in a run, in bytes.
 const LEASE_BYTES: u64 = 12;
 /// Maximum number of bytes by which a run may exceed its estimated size, on a large disk.
@@ -398,6 +403,9 @@ impl Checkpointer {
                 Haste::AtOnce => return Duration::ZERO,
                 Haste::InPauses => return pause.clamp(shortest, longest),
             },
+            Some(Job::Checkpoint(_)) if self.member.cache.as_ref().is_some_and(|cache| cache.is_over()) => {
+                return pause.max(MEMORY_PAUSE);
+            }
             Some(Job::Checkpoint(_)) | None => {}
         }
         let log_bytes = self.member.values.figures().written_bytes();
@@ -612,11 +620,12 @@ impl Checkpointer {
 
     /// Makes the log keep free the space that is about to be released: the rest of the reserve file that the
     /// finished run does not need, and the runs that the new one replaces. Otherwise the log could take that
-    /// space before [`Checkpointer::keep_reserve`] reserves it again.
-    fn hold_until_reserved(&self, file: &log::checkpoint::RunWriter, kept: usize) {
-        if self.was_short || file.is_in_reserve() {
+    /// space before [`Checkpointer::keep_reserve`] reserves it again. `spare_bytes` are those of the run that was
+    /// written into the reserve file.
+    fn hold_until_reserved(&self, is_in_reserve: bool, spare_bytes: u64, kept: usize) {
+        if self.was_short || is_in_reserve {
             let replaced: u64 = self.levels[kept..].iter().map(Level::file_bytes).sum();
-            self.hold(replaced + file.spare_bytes().max(1), Need::Passing);
+            self.hold(replaced + spare_bytes.max(1), Need::Passing);
         }
     }
 
@@ -625,12 +634,20 @@ impl Checkpointer {
         self.levels.iter().map(Level::file_bytes).sum()
     }
 
-    /// Returns the size in bytes that the checkpoint's files would have if its base was in blocks, as the next base
-    /// may be: the settled versions are then in a second file.
+    /// Returns the size in bytes that the checkpoint's files may have if its next base is in blocks: the settled
+    /// versions are then in a second file, too. There they take more, because keys that follow each other share less.
     fn next_file_bytes(&self) -> u64 {
-        let becomes_larger =
-            self.member.cache.is_some() && self.levels.first().is_some_and(|base| base.companions.is_none());
-        if becomes_larger { 2 * self.file_bytes() } else { self.file_bytes() }
+        let Some(base) = self.levels.first().filter(|_| self.writes_blocks()) else {
+            return self.file_bytes();
+        };
+        let changes = base.companions.as_ref().map_or(0, |companions| companions.changes.file_bytes);
+        self.file_bytes() - changes + changes.max(CHANGES_FACTOR * base.run.file_bytes)
+    }
+
+    /// Returns true if bases are written in blocks: with a memory budget, unless the disk was too full for the last
+    /// checkpoint. A base that has one file is smaller, and may be all that can free space.
+    fn writes_blocks(&self) -> bool {
+        self.member.cache.is_some() && !self.lacked_space && !(self.was_short && self.lacks_reserve)
     }
 
     /// Returns the number of bytes by which a run may exceed its estimated size. It is small on a small file
@@ -653,6 +670,9 @@ impl Checkpointer {
         metadata: Vec<u8>,
     ) -> Result<Writing, CheckpointError> {
         self.settle()?;
+        // Without a budget, a base in blocks is replaced by one that releases without such bases can read, too.
+        let is_in_blocks = self.levels.first().is_some_and(|base| base.companions.is_some());
+        let whole = whole || is_in_blocks && self.member.cache.is_none();
         let from_min = if whole { Revision::MAX } else { head.delta_from_min };
         let versions = state.moment().versions();
         let sizes = (versions, self.base_version_bytes);
@@ -676,10 +696,10 @@ impl Checkpointer {
         // Deletes files that no manifest names. A checkpoint that failed or was interrupted by a crash may
         // have left some, perhaps one with the name of the new run, which must not exist.
         self.store.prune(&Checkpointer::manifest(&self.levels, applied_index, term, Vec::new()))?;
-        let in_blocks = self.member.cache.is_some() && from == Revision(0) && BaseWriter::can_settle(&head);
+        let in_blocks = self.writes_blocks() && from == Revision(0) && BaseWriter::can_settle(&head);
         let bytes = if from == Revision(0) {
-            let each = if in_blocks { 4 * VERSION_BYTES } else { 2 * VERSION_BYTES };
-            self.next_file_bytes().max(versions * each)
+            let each = if in_blocks { (1 + CHANGES_FACTOR) * 2 * VERSION_BYTES } else { 2 * VERSION_BYTES };
+            self.next_file_bytes().max(versions.saturating_mul(each))
         } else {
             // The bytes per revision are estimated from the last run, because a revision may have many
             // versions, and keys may be long.
@@ -745,7 +765,7 @@ impl Checkpointer {
             Stage::Blocks { mut file, mut blocks, mut synced } => {
                 let Some(block) = blocks.next_block()? else {
                     let finishing = Instant::now();
-                    self.hold_until_reserved(&file, writing.kept);
+                    self.hold_until_reserved(file.is_in_reserve(), file.spare_bytes(), writing.kept);
                     let run = file.finish()?;
                     syncs.observe_seconds(finishing.elapsed());
                     writing.stage = Stage::Whole(writing.level(run));
@@ -762,8 +782,9 @@ impl Checkpointer {
                 Ok(None)
             }
             Stage::Base(base) => {
-                let before_end =
-                    |file: &log::checkpoint::RunWriter| self.hold_until_reserved(file, writing.kept);
+                let before_end = |is_in_reserve, spare_bytes| {
+                    self.hold_until_reserved(is_in_reserve, spare_bytes, writing.kept);
+                };
                 writing.stage = match base.step(&self.store, &metrics, before_end)? {
                     Ok(base) => Stage::Base(base),
                     Err(written) => Stage::Written(Box::new(written)),

@@ -455,8 +455,16 @@ fn replay(opening: &Opening<'_>, found: &mut Found<'_>) -> Result<Replay, DataDi
         replay_log(log_options, disk, first, Box::new(move |event| events.tell(event)))
     };
     let cache = options.memory_budget.map(Cache::new);
-    let restore =
-        || restore(rules, checkpoints, manifest.as_ref(), member_dir, identity, threads, cache.as_ref());
+    let restore = || {
+        let warn = |error: &DataDirError| {
+            logger.warn(
+                "a file is damaged that only --memory-budget needs; the whole index is read into memory, until the next complete checkpoint",
+                &[("found", Value::Str(&error.to_string()))],
+            );
+        };
+        let cache = cache.as_ref().map(|cache| (cache, &warn as &dyn Fn(&DataDirError)));
+        restore(rules, checkpoints, manifest.as_ref(), member_dir, identity, threads, cache)
+    };
     let (state, replayed) = if threads {
         // Restoring the checkpoint and replaying the log are independent and take about the same time, so
         // they run in parallel.

@@ -68,6 +68,12 @@ fn what_was_committed_is_read_and_the_rest_is_pruned() {
         assert_eq!((manifest.applied_index, bytes), (Index(generation), image(generation)));
         assert_eq!(disk.list(Path::new(DIR)).unwrap().len(), 3);
     }
+    // A file server keeps a removed file that is open under another name, under which it cannot be removed.
+    disk.plant(&PathBuf::from(DIR).join(".nfs0001"), vec![1]);
+    write(&disk, 4).unwrap();
+    assert_eq!(disk.list(Path::new(DIR)).unwrap().len(), 4);
+    disk.remove(&PathBuf::from(DIR).join(".nfs0001")).unwrap();
+    write(&disk, 3).unwrap();
     assert!(
         store(&disk).unwrap().begin("3-0.run", Index(1), Term(1), &[]).is_err(),
         "a run is never overwritten"

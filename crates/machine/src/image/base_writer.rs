@@ -13,6 +13,7 @@ use crate::image::top::{Position, TopWriter, Totals};
 use crate::image::{
     BLOCK_BYTES, BaseTop, CHANGES, END, Entry, EntryWriter, Head, KEYS, LEASES, SETTLED, Walk,
 };
+use crate::state_hash::mix;
 
 /// Number of versions of a block of changes, as many as a full leaf of the index has after its writer has filled it in
 /// ascending order.
@@ -34,8 +35,9 @@ pub enum BaseFile {
 /// Writer of a base in blocks. Like [`RunWriter`](crate::image::RunWriter) it can be used on any thread and for any
 /// length of time, but it fails if a version that it still needs is removed after a compaction.
 ///
-/// Both of its walks, in the order of keys and in that of revisions, are of one moment. Values must not be moved
-/// between them, or a block of changes could have another location of a value than the block of keys.
+/// Both of its walks, in the order of keys and in that of revisions, are of one moment. Locations of values are read
+/// as they are during each walk. If a value was moved in between, so that a block of changes has another location than
+/// the block of keys, the writer fails.
 pub struct BaseWriter {
     state: AsOf,
     head: Head,
@@ -48,7 +50,11 @@ pub struct BaseWriter {
     top: BaseTop,
     totals: Accounting,
     settled_versions: u64,
+    /// Sum of [`place_of`] over the settled versions in the order of keys, minus that in the order of revisions.
+    places: u64,
     entries: u64,
+    /// Number of versions of settled blocks of keys that are in blocks of changes.
+    settled_changes: u64,
     /// Blocks that were returned, and whose places are not known yet.
     unplaced: VecDeque<Unplaced>,
 }
@@ -93,8 +99,41 @@ struct OpenLeaf {
     totals: Vec<LoadedSize>,
 }
 
-/// What the totals count of a version.
-type LoadedSize = (usize, mvcc::Value);
+/// What the totals count of a version: the length of its key, its id, and its value.
+type LoadedSize = (usize, ChangeId, mvcc::Value);
+
+/// Reason why a base cannot be finished.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum BaseError {
+    /// A version was removed, or could not be read.
+    Overtaken(Overtaken),
+    /// A value was moved within the log between the two walks.
+    Moved,
+}
+
+impl From<Overtaken> for BaseError {
+    fn from(error: Overtaken) -> BaseError {
+        BaseError::Overtaken(error)
+    }
+}
+
+impl std::fmt::Display for BaseError {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            BaseError::Overtaken(error) => error.fmt(f),
+            BaseError::Moved => f.write_str("a value was moved within the log while the base was written"),
+        }
+    }
+}
+
+impl std::error::Error for BaseError {}
+
+/// Returns a number that two versions share only if they are of one change and have their values at one place. The
+/// sums of these numbers over both walks are compared.
+fn place_of(id: ChangeId, value: mvcc::Value) -> u64 {
+    let numbers = [id.main.0 as u64, u64::from(id.sub), value.location.bits(), u64::from(value.len)];
+    numbers.into_iter().fold(0, mix)
+}
 
 /// The block of keys of one leaf or several that is being filled.
 #[derive(Default)]
@@ -151,7 +190,9 @@ impl BaseWriter {
             top: BaseTop::new(Position { revision, compact_revision, applied_index }),
             totals: Accounting::default(),
             settled_versions: 0,
+            places: 0,
             entries: 0,
+            settled_changes: 0,
             unplaced: VecDeque::new(),
         }
     }
@@ -167,7 +208,7 @@ impl BaseWriter {
     /// # Panics
     ///
     /// Panics if [`BaseWriter::written`] was not called for all earlier blocks.
-    pub fn next_blocks(&mut self) -> Result<Option<Written>, Overtaken> {
+    pub fn next_blocks(&mut self) -> Result<Option<Written>, BaseError> {
         assert!(self.unplaced.is_empty(), "the places of all blocks are known before the next ones");
         let mut blocks = Vec::new();
         let file = match self.stage {
@@ -204,6 +245,9 @@ impl BaseWriter {
                 BaseFile::Changes
             }
             Stage::EndOfChanges => {
+                if (self.places, self.settled_changes) != (0, self.settled_versions) {
+                    return Err(BaseError::Moved);
+                }
                 self.stage = Stage::Top;
                 self.emit(end(self.entries), Unplaced::EndOfChanges, &mut blocks);
                 BaseFile::Changes
@@ -290,8 +334,9 @@ impl BaseWriter {
         }
         let before = self.close_keys(blocks);
         let OpenLeaf { bytes, first_key, versions, totals, .. } = std::mem::take(&mut self.leaf);
-        for (key_len, value) in totals {
+        for (key_len, id, value) in totals {
             self.totals.add(key_len, value);
+            self.places = self.places.wrapping_add(place_of(id, value));
         }
         self.settled_versions += u64::from(versions);
         let block = [&[SETTLED], bytes.as_slice()].concat();
@@ -338,9 +383,13 @@ impl BaseWriter {
             behind = looked.id;
             // A deletion below the compact revision can no longer be read.
             let Some(version) = looked.version.filter(|version| !version.is_tombstone()) else { continue };
+            if self.top.settled_block_of(version.key()).is_some() {
+                self.places = self.places.wrapping_sub(place_of(version.id(), version.value()));
+                self.settled_changes += 1;
+            }
             self.changes.put(version);
             self.entries += 1;
-            if self.changes.versions == CHANGES_PER_BLOCK {
+            if self.changes.versions == CHANGES_PER_BLOCK || self.changes.block.len() >= BLOCK_BYTES {
                 bytes += self.close_changes(blocks);
                 if bytes >= BLOCK_BYTES {
                     break;
@@ -389,10 +438,12 @@ impl OpenLeaf {
         }
         self.writer.put(version.key(), &Entry::of(version), &mut self.bytes);
         self.versions += 1;
+        // A block of long keys would be long, too, and each read of one of them would read all of it.
+        self.is_unsettled |= self.bytes.len() >= BLOCK_BYTES;
         if self.is_unsettled {
             self.totals.clear();
         } else {
-            self.totals.push((version.key().len(), version.value()));
+            self.totals.push((version.key().len(), version.id(), version.value()));
         }
     }
 }

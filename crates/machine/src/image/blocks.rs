@@ -85,7 +85,11 @@ impl Blocks for BaseBlocks {
     fn describe(&self, block: BlockId) -> String {
         let (file, place, what) = match block {
             BlockId::Keys(number) => (BaseFile::Run, self.top.key_place(number), "keys"),
-            BlockId::Changes(number) => (BaseFile::Changes, self.top.change_place(number), "changes"),
+            BlockId::Changes(number) => (
+                BaseFile::Changes,
+                self.top.change_place(number),
+                "changes: a start without --memory-budget does not need this file, and loses nothing",
+            ),
         };
         let BlockPlace { number, offset, .. } = place.unwrap_or_default();
         format!("{}: block {number} ({what}) at offset {offset}", self.source.path(file))

@@ -431,9 +431,13 @@ impl Accounting {
         }
         self.close();
         let Some(usage) = self.usage.get_mut(&value.location.segment()) else { return false };
-        let counted = usage.values > 0 && usage.bytes >= value.location.stored_bytes(value.len);
+        let bytes = value.location.stored_bytes(value.len);
+        let raw_bytes = if value.location.is_compressed() { 0 } else { bytes };
+        if usage.values == 0 || usage.bytes < bytes || usage.raw_bytes < raw_bytes {
+            return false;
+        }
         usage.remove(value);
-        counted
+        true
     }
 
     /// Returns the live values of each segment, and the bytes in use.

@@ -358,7 +358,8 @@ impl BaseTop {
                 return Err(Malformed("a key out of nothing"));
             }
             let rest = input.bytes()?;
-            if rest.len() > mvcc::KEY_BYTES_MAX - shared {
+            // A block contains its first key, so all first keys together are not longer than the files.
+            if rest.len() > (mvcc::KEY_BYTES_MAX - shared).min((len as usize).saturating_sub(shared)) {
                 return Err(Malformed("a key that is too long"));
             }
             let begin = self.first_keys.len();

@@ -6,8 +6,8 @@ use std::sync::Arc;
 
 use bytes::Bytes;
 use mainstay_machine::image::{
-    BaseBlocks, BaseFile, BaseRun, BaseTop, BaseWriter, BlockSource, RestoreError, RunWriter, Versions,
-    begin_in_blocks,
+    BaseBlocks, BaseError, BaseFile, BaseRun, BaseTop, BaseWriter, BlockSource, RestoreError, RunWriter,
+    Versions, begin_in_blocks,
 };
 use mainstay_machine::snapshot::SnapshotWriter;
 use mainstay_machine::transfer::TransferWriter;
@@ -98,7 +98,7 @@ impl BlockSource for Files {
 }
 
 /// Writes a base to the end. Calls `between` before each step.
-fn write(mut writer: BaseWriter, mut between: impl FnMut()) -> Result<(Files, BaseTop), Overtaken> {
+fn write(mut writer: BaseWriter, mut between: impl FnMut()) -> Result<(Files, BaseTop), BaseError> {
     let mut files = Files::default();
     let mut last = BaseFile::Run;
     loop {
@@ -367,7 +367,7 @@ fn a_base_in_slices_is_that_of_a_frozen_view() {
             settle(&mut world.machine, revision);
             world.publish();
         });
-        assert_eq!(overtaken.err(), Some(Overtaken));
+        assert_eq!(overtaken.err(), Some(BaseError::Overtaken(Overtaken)));
     }
 }
 
@@ -705,7 +705,10 @@ fn what_is_written_from_a_torn_base_is_not_finished() {
     assert!(torn.store.publish().fault().is_some_and(|fault| fault.contains("torn")));
 
     let mut torn = torn_machine();
-    assert_eq!(write(BaseWriter::new(torn.store.publish(), torn.head()), || ()).err(), Some(Overtaken));
+    assert_eq!(
+        write(BaseWriter::new(torn.store.publish(), torn.head()), || ()).err(),
+        Some(BaseError::Overtaken(Overtaken))
+    );
 
     let mut torn = torn_machine();
     let mut writer = SnapshotWriter::new(torn.store.publish(), torn.head());
@@ -725,4 +728,70 @@ fn until_error<T, E>(mut next: impl FnMut() -> Result<Option<T>, E>) -> Option<E
             Err(error) => return Some(error),
         }
     }
+}
+
+#[test]
+fn a_base_during_which_a_value_moves_is_not_finished() {
+    let mut random = Random::new(9);
+    let mut failed = 0;
+    for step in 0..60 {
+        let (mut machine, journal) = filled(&mut random, 400);
+        let revision = machine.store.current_revision();
+        settle(&mut machine, revision);
+        let (view, head) = (machine.store.publish(), machine.head());
+        let of = view.snapshot().histories().filter(|version| version.value_len() > 0).nth(200).unwrap();
+        let (id, value) = (of.id(), of.value());
+        let to = journal.append(&journal.value(value));
+        let mut writer = BaseWriter::new(view.clone(), head);
+        let mut steps = 0;
+        let mut files = Files::default();
+        let outcome = loop {
+            if steps == step {
+                assert!(machine.relocate(id, value.location, to));
+            }
+            steps += 1;
+            match writer.next_blocks() {
+                Ok(Some((file, blocks))) => {
+                    for block in blocks {
+                        let place = files.append(file, block);
+                        writer.written(place);
+                    }
+                }
+                other => break other,
+            }
+        };
+        match outcome {
+            Ok(_) => drop(assert_restores_alike(&files, &[])),
+            Err(error) => {
+                assert_eq!(error, BaseError::Moved);
+                failed += 1;
+            }
+        }
+        if steps < step {
+            break;
+        }
+    }
+    assert!(failed > 0, "no value has moved between the walks");
+}
+
+/// No block is much longer than others, however long the keys are.
+#[test]
+fn blocks_of_long_keys_are_short() {
+    let (mut machine, journal) = (Machine::new(RULES), Journal::default());
+    for n in 0..150 {
+        let key = format!("{n:08}").repeat(2 << 10);
+        execute(&mut machine, &journal, &put(&key, "v", 0));
+    }
+    for n in 0..130 {
+        execute(&mut machine, &journal, &put(&format!("short/{n:03}"), "v", 0));
+    }
+    let revision = machine.store.current_revision();
+    settle(&mut machine, revision);
+    let (files, top) = base(&mut machine);
+    for blocks in [&files.run, &files.changes, &files.top] {
+        let longest = blocks.iter().map(Vec::len).max();
+        assert!(longest < Some((256 << 10) + (20 << 10)), "{longest:?}");
+    }
+    assert!(top.settled_versions() > 50);
+    assert_restores_alike(&files, &[]);
 }

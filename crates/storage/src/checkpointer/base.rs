@@ -25,6 +25,9 @@ pub(super) struct WritingBase {
     term: Term,
     identity: Vec<u8>,
     finished: Vec<Run>,
+    /// Bytes of the reserve file that the base run has left, and that the other files may take; `None` unless the run was
+    /// written into the reserve file.
+    spare_bytes: Option<u64>,
 }
 
 /// The finished files of a base in blocks.
@@ -53,22 +56,29 @@ impl WritingBase {
             term,
             identity,
             finished: Vec::new(),
+            spare_bytes: None,
         }
     }
 
     /// Writes the next blocks, or ends a file. Returns itself until the last file is finished. `before_end` is called
-    /// before a file is finished.
+    /// before a file is finished, with true if the base run was written into the reserve file, and the bytes of that
+    /// file that are left.
     pub fn step(
         mut self,
         store: &CheckpointStore,
         metrics: &Metrics,
-        before_end: impl Fn(&log::checkpoint::RunWriter),
+        before_end: impl Fn(bool, u64),
     ) -> Result<Result<Box<WritingBase>, WrittenBase>, CheckpointError> {
         let next = self.blocks.next_blocks()?;
         let goes_on = next.as_ref().is_some_and(|(file, _)| *file == self.of);
         if !goes_on && let Some(file) = self.file.take() {
             let finishing = Instant::now();
-            before_end(&file);
+            if file.is_in_reserve() {
+                self.spare_bytes = Some(file.spare_bytes());
+            } else if let Some(left) = &mut self.spare_bytes {
+                *left = left.saturating_sub(file.file_bytes());
+            }
+            before_end(self.spare_bytes.is_some(), self.spare_bytes.unwrap_or(0));
             self.finished.push(file.finish()?);
             metrics.disk.backend_commit_duration.observe_seconds(finishing.elapsed());
         }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use log::Compressed;
-use machine::image::Head;
+use machine::image::{BaseError, Head};
 use machine::{AsOf, Overtaken, SegmentUse};
 use mvcc::{Base, Location};
 use numbers::{ChangeId, Index};
@@ -41,6 +41,17 @@ pub enum CheckpointError {
     Files(log::OpenError),
     /// The state was compacted while it was being written, so versions are missing.
     Overtaken(Overtaken),
+    /// A value was moved within the log while a base in blocks was written.
+    Moved,
+}
+
+impl From<BaseError> for CheckpointError {
+    fn from(error: BaseError) -> CheckpointError {
+        match error {
+            BaseError::Overtaken(error) => CheckpointError::Overtaken(error),
+            BaseError::Moved => CheckpointError::Moved,
+        }
+    }
 }
 
 impl From<log::OpenError> for CheckpointError {
@@ -68,6 +79,7 @@ impl fmt::Display for CheckpointError {
         match self {
             CheckpointError::Files(error) => error.fmt(f),
             CheckpointError::Overtaken(error) => error.fmt(f),
+            CheckpointError::Moved => BaseError::Moved.fmt(f),
         }
     }
 }
@@ -76,7 +88,7 @@ impl std::error::Error for CheckpointError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             CheckpointError::Files(error) => error.source(),
-            CheckpointError::Overtaken(_) => None,
+            CheckpointError::Overtaken(_) | CheckpointError::Moved => None,
         }
     }
 }

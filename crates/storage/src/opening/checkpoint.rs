@@ -6,12 +6,12 @@ use std::sync::mpsc::{channel, sync_channel};
 
 use bytes::Bytes;
 use log::checkpoint::{CheckpointStore, Manifest, Run};
-use machine::image::{BaseRun, Building, Reading, RestoreError, Versions};
+use machine::image::{BaseRun, BaseTop, Building, Reading, RestoreError, Versions};
 use machine::{Machine, Rules};
 use mvcc::Cache;
 
 use crate::base::{BaseFiles, read_top};
-use crate::checkpointer::Level;
+use crate::checkpointer::{Companions, Level};
 use crate::error::{DataDirError, Inconsistency};
 use crate::identity::Identity;
 
@@ -22,8 +22,9 @@ const VERSIONS_PER_PIECE: usize = 2048;
 const PIECES_MAX: usize = 4;
 
 /// Restores the state of a checkpoint, with two threads if `threads` is true. With a cache, the settled versions of a
-/// base in blocks stay in its files. If [`DataDirError::is_damage`]
-/// is true for the returned error, the state may be rebuilt from the log instead.
+/// base in blocks stay in its files, unless a file is damaged that only this needs: then `warn` receives the damage, and
+/// the whole base is read into memory. If [`DataDirError::is_damage`] is true for the returned error, the state may be
+/// rebuilt from the log instead.
 pub(crate) fn restore(
     rules: Rules,
     checkpoints: &CheckpointStore,
@@ -31,10 +32,10 @@ pub(crate) fn restore(
     member_dir: &Path,
     identity: &Identity,
     threads: bool,
-    cache: Option<&Arc<Cache>>,
+    cache: Option<(&Arc<Cache>, &dyn Fn(&DataDirError))>,
 ) -> Result<(Machine, Vec<Level>), DataDirError> {
     let Some(manifest) = manifest else { return Ok((Machine::new(rules), Vec::new())) };
-    let levels =
+    let mut levels =
         Level::all(&manifest.runs).map_err(|run| Inconsistency::UnknownRun { name: run.name.clone() })?;
     let checkpoint_dir = member_dir.join("checkpoint");
     // Runs that an older release of Mainstay has written contain no identity, so they cannot be checked.
@@ -55,18 +56,34 @@ pub(crate) fn restore(
         is_own(&level.run, &reader.metadata)?;
         runs.push(std::iter::from_fn(move || reader.next_block().transpose()));
     }
-    let begun = match (cache, levels.first()) {
-        (Some(cache), Some(level)) if let Some(companions) = &level.companions => {
-            let (top, metadata) = read_top(checkpoints, companions).map_err(refused)?;
-            is_own(&companions.top, &metadata)?;
-            let top = Arc::new(top);
-            let files = Arc::new(BaseFiles::open(checkpoints, level, companions, &top)?);
-            is_own(&companions.changes, files.metadata()[1])?;
+    // What the companions contain is in the base run, too.
+    let open = |level: &Level, companions: &Companions| -> Result<(BaseTop, BaseFiles), DataDirError> {
+        let (top, metadata) = read_top(checkpoints, companions).map_err(refused)?;
+        is_own(&companions.top, &metadata)?;
+        let files = BaseFiles::open(checkpoints, level, companions, &top)?;
+        is_own(&companions.changes, files.metadata()[1])?;
+        Ok((top, files))
+    };
+    let mut opened = None;
+    if let (Some((cache, warn)), Some(level)) = (cache, levels.first_mut())
+        && let Some(companions) = level.companions.clone()
+    {
+        match open(level, &companions) {
+            Ok((top, files)) => opened = Some((cache, Arc::new(top), Arc::new(files))),
+            Err(error) if error.is_damage() => {
+                warn(&error);
+                level.companions = None;
+            }
+            Err(error) => return Err(error),
+        }
+    }
+    let begun = match opened {
+        Some((cache, top, files)) => {
             let base = Arc::clone(&files).into_base(&top, cache);
             let read = Box::new(move |place| files.read_keys(place));
             machine::image::begin_in_blocks(runs, BaseRun { top, base, read })
         }
-        _ => machine::image::begin(runs),
+        None => machine::image::begin(runs),
     };
     let (reading, building) = begun.map_err(refused)?;
     let machine =
