@@ -73,6 +73,14 @@ impl<'k> KeyRange<'k> {
         (self.start, !self.start_excluded)
     }
 
+    /// Returns the key before or at which the range ends; `None` if it has no end.
+    pub fn end(&self) -> Option<&'k [u8]> {
+        match self.end {
+            End::Unbounded => None,
+            End::Before(end) | End::Through(end) => Some(end),
+        }
+    }
+
     /// Returns the key of the range if the range can contain only this key.
     pub fn as_single(&self) -> Option<&'k [u8]> {
         (!self.start_excluded && self.end == End::Through(self.start)).then_some(self.start)

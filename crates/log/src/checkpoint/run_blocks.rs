@@ -5,6 +5,7 @@ use std::sync::Arc;
 
 use disk::{Disk, File};
 use numbers::{BlockPlace, Index, Term};
+use planted::Bug;
 
 use super::run_reader::RunHead;
 use super::{BLOCK_BYTES_MAX, BLOCK_HEAD_BYTES, FOOTER_BYTES, Run, block_crc};
@@ -114,7 +115,8 @@ impl RunBlocks {
         if (u32_at(&head, 0), u32_at(&head, 4)) != (place.len, place.crc) {
             return Err(self.damaged(place.offset, "the block is not the one that was written here"));
         }
-        if block_crc(self.seed, place.number, payload) != place.crc {
+        let is_intact = block_crc(self.seed, place.number, payload) == place.crc;
+        if !is_intact && !planted::is(Bug::BlockUnverified) {
             return Err(self.damaged(place.offset, "the block's checksum does not match"));
         }
         Ok(())

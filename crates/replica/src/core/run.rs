@@ -421,6 +421,7 @@ impl Core {
         let (memory, index) = (&self.shared.diagnostics.memory, self.machine.store.allocated());
         set(&memory.index_objects, index.versions() + index.nodes() + index.separators());
         set(&memory.index_bytes, index.bytes());
+        set(&memory.index_pinned_bytes, self.machine.store.stats().pinned_bytes);
         set(&memory.window_bytes, self.node.tail_bytes() as u64);
         set(&memory.queued_bytes, self.queued_bytes() as u64);
     }

@@ -85,7 +85,7 @@ pub(super) fn intact(state: &AsOf) -> Result<(), Status> {
 }
 
 /// Returns the error of every call after a part of the index could not be read. The member stops.
-pub(super) fn index_unreadable(fault: &str) -> Status {
+pub(crate) fn index_unreadable(fault: &str) -> Status {
     Status::with(
         Code::Unavailable,
         format!("mainstay: a part of the index cannot be read, so this member stops: {fault}"),
