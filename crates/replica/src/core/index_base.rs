@@ -131,7 +131,7 @@ impl IndexBase {
     }
 
     /// Returns the base that waits, if the index can adopt it now.
-    pub fn to_adopt(&mut self, store: &Store, now: Instant) -> Option<(Arc<Base>, Moment)> {
+    pub fn take_adoptable(&mut self, store: &Store, now: Instant) -> Option<(Arc<Base>, Moment)> {
         match self.waiting_is(store)? {
             Adoptable::Now => self.waiting.take(),
             Adoptable::Later => None,

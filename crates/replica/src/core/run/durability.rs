@@ -438,7 +438,7 @@ impl Core {
                 self.reclaim();
             }
         } else if !self.space.moves.are_under_way()
-            && let Some((base, moment)) = self.index_base.to_adopt(&self.machine.store, now)
+            && let Some((base, moment)) = self.index_base.take_adoptable(&self.machine.store, now)
         {
             self.machine.store.adopt(base, &moment);
             self.publication.request();
