@@ -96,6 +96,8 @@ pub struct StorageOptions {
     pub unsafe_no_fsync: bool,
     /// Compression of old values in the log.
     pub value_compression: ValueCompression,
+    /// Memory in bytes that the index should take at most; `None` if all of it is in memory.
+    pub memory_budget_bytes: Option<u64>,
 }
 
 /// Compression of old values in the log.

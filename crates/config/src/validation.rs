@@ -94,6 +94,7 @@ pub(super) fn build(settings: &mut Settings, feature_gates: FeatureGates) -> Res
             "zstd" => ValueCompression::Zstd,
             _ => ValueCompression::None,
         },
+        memory_budget_bytes: Some(settings.get(table::MEMORY_BUDGET)).filter(|bytes| *bytes > 0),
     };
     // The order in which these groups are read is etcd's order, so that the same error is reported if several
     // options are invalid.

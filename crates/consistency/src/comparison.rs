@@ -156,6 +156,7 @@ pub fn hash_of(shared: &Arc<Shared>, revision: Revision, stop: &AtomicBool) -> R
     if let Some(status) = failed {
         return Err(HashError::Read(status));
     }
+    state.intact().map_err(HashError::Overtaken)?;
     shared.diagnostics.metrics.mvcc.hash_rev_duration.observe_seconds(began.elapsed());
     Ok(Hashed { hash: hash.finish(), compact_revision, revision, current_revision })
 }

@@ -301,7 +301,7 @@ mod tests {
         survey.evidence.members[at].page = Ok(Page {
             version: Some(version.to_owned()),
             commit: tells.then(|| commit.to_owned()),
-            formats: tells.then(|| Formats::of_this_release(false)),
+            formats: tells.then(|| Formats::of_this_release(false, false)),
             ..Page::default()
         });
     }

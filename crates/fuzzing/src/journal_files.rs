@@ -574,17 +574,40 @@ pub fn run_checkpoint(data: &[u8]) {
         let len = disk.contents(&dir.join(&run.name)).map_or(0, |bytes| bytes.len() as u64);
         for run in [run.clone(), Run { file_bytes: len, ..run.clone() }] {
             let Ok(mut reader) = store.read(&run) else { continue };
-            let mut bytes = 0;
-            while let Ok(Some(block)) = reader.next_block() {
-                assert!(!block.is_empty());
-                bytes += block.len() as u64;
-            }
+            let (mut blocks, mut bytes) = (Vec::new(), 0);
+            let is_whole = loop {
+                match reader.next_block() {
+                    Ok(Some(block)) => {
+                        assert!(!block.is_empty());
+                        bytes += block.len() as u64;
+                        blocks.push(block);
+                    }
+                    end => break end.is_ok(),
+                }
+            };
             assert!(bytes <= len);
+            assert_eq!(is_whole, same_block_by_block(&store, &run, &blocks), "{} blocks", blocks.len());
         }
     }
     // A manifest that is written and read again must be unchanged.
     store.commit(&manifest).expect("a disk in memory");
     assert_eq!(store.load().expect("reads"), Some(manifest));
+}
+
+/// Reads the run block by block. Returns true if it is whole; then it must have these blocks, and otherwise no other
+/// ones before its damage.
+fn same_block_by_block(store: &CheckpointStore, run: &Run, blocks: &[bytes::Bytes]) -> bool {
+    let Ok(reader) = store.read_blocks(run) else { return false };
+    let (mut places, mut next) = (Vec::new(), reader.first());
+    let mut payload = Vec::new();
+    for block in blocks {
+        let place = reader.locate(next.number, next.offset).expect("the block was read");
+        reader.read(place, &mut payload).expect("the block was read");
+        assert_eq!(payload, *block);
+        next = place.next();
+        places.push(place);
+    }
+    reader.check_places(places).is_ok()
 }
 
 /// Returns seeds with a checkpoint that has one run.

@@ -5,15 +5,16 @@
 //! must give the same state.
 
 use std::convert::Infallible;
+use std::sync::Arc;
 
 use api::etcdserverpb::{InternalRaftRequest, PutRequest};
 use bytes::Bytes;
-use machine::image::{self, RunWriter};
+use machine::image::{self, BaseBlocks, BaseFile, BaseRun, BaseTop, BaseWriter, BlockSource, RunWriter};
 use machine::snapshot::{self, SnapshotReader};
 use machine::transfer::{Assembly, Held, ReceivedVersion, TransferReader, TransferWriter};
 use machine::{AsOf, Command, Machine};
-use mvcc::Location;
-use numbers::{Index, Revision, Term};
+use mvcc::{Base, Cache, Location};
+use numbers::{BlockPlace, Index, Revision, Term};
 use prost::Message as _;
 
 use crate::commands;
@@ -81,9 +82,87 @@ pub fn run_image(data: &[u8]) {
             _ => runs.push(Vec::new()),
         }
     }
+    if let [run, changes, top, deltas @ ..] = runs.as_slice() {
+        restore_in_blocks(&Files { run: run.clone(), changes: changes.clone() }, top, deltas);
+    }
     let runs = runs.into_iter().map(|run| run.into_iter().map(Ok::<_, Infallible>)).collect();
     if let Ok(machine) = image::restore(RULES, runs) {
         live_on(machine);
+    }
+}
+
+/// The files of a base in blocks. The checksum in a block's place is that of its bytes alone.
+#[derive(Clone, Default)]
+struct Files {
+    run: Vec<Vec<u8>>,
+    changes: Vec<Vec<u8>>,
+}
+
+impl Files {
+    /// Appends a block to one of the files, and returns its place.
+    fn append(&mut self, file: BaseFile, block: Vec<u8>) -> BlockPlace {
+        let blocks = if file == BaseFile::Run { &mut self.run } else { &mut self.changes };
+        let before = blocks.iter().fold(BlockPlace::default(), |place, block| {
+            BlockPlace { len: block.len() as u32, ..place }.next()
+        });
+        let place = BlockPlace { len: block.len() as u32, crc: crc32c::crc32c(&block), ..before };
+        blocks.push(block);
+        place
+    }
+
+    fn block(&self, file: BaseFile, place: BlockPlace) -> Result<&[u8], String> {
+        let blocks = if file == BaseFile::Run { &self.run } else { &self.changes };
+        let number = usize::try_from(place.number).map_err(|error| error.to_string())?;
+        let block = blocks.get(number).ok_or("there is no such block")?;
+        match crc32c::crc32c(block) == place.crc {
+            true => Ok(block),
+            false => Err("another block".to_owned()),
+        }
+    }
+}
+
+impl BlockSource for Files {
+    fn read(&self, file: BaseFile, place: BlockPlace, payload: &mut Vec<u8>) -> Result<(), String> {
+        payload.clear();
+        payload.extend_from_slice(self.block(file, place)?);
+        Ok(())
+    }
+
+    fn path(&self, file: BaseFile) -> String {
+        format!("{file:?}")
+    }
+}
+
+/// Restores from a base in blocks and reads everything. Whatever the blocks contain, they are refused, or are a fault
+/// of the index, or can be read.
+fn restore_in_blocks(files: &Files, top: &[Vec<u8>], deltas: &[Vec<Vec<u8>>]) {
+    let Ok(top) = BaseTop::decode(top.iter().map(Ok::<_, String>)) else { return };
+    let top = Arc::new(top);
+    let blocks = BaseBlocks::new(Arc::clone(&top), Box::new(files.clone()));
+    let base = Base::new(Arc::new(blocks), Cache::new(1 << 20));
+    let source = files.clone();
+    let read = Box::new(move |place| source.block(BaseFile::Run, place).map(<[u8]>::to_vec));
+    let runs = std::iter::once(&files.run).chain(deltas);
+    let runs = runs.map(|run| run.clone().into_iter().map(Ok)).collect();
+    let Ok((reading, mut building)) = image::begin_in_blocks(runs, BaseRun { top, base, read }) else {
+        return;
+    };
+    let mut built = Ok(());
+    let read = reading.read(100, |mut versions| {
+        built = building.take(&versions);
+        versions.clear();
+        built.is_ok().then_some(versions)
+    });
+    let Ok(mut machine) = built.and(read).and_then(|()| building.finish(RULES)) else { return };
+    let view = machine.store.publish();
+    let snapshot = view.snapshot();
+    let (histories, live) = (snapshot.histories().count(), snapshot.live_keys());
+    let changes = snapshot.written(Revision(1), snapshot.current_revision()).count();
+    if view.fault().is_none() {
+        assert!(
+            live <= histories as u64 && histories <= changes,
+            "{live} live, {histories}, {changes} changes"
+        );
     }
 }
 
@@ -113,7 +192,39 @@ pub fn seeds_image() -> Vec<Vec<u8>> {
     let both = scribe(scribe(Scribe::default(), &first).run(NEXT_RUN), &delta).done();
     let mut empty = Machine::new(RULES);
     let nothing = scribe(Scribe::default(), &base(&mut empty, Revision(0))).done();
-    vec![alone, both, nothing]
+    // A base in blocks, with a delta run that has a version in the range of one of them.
+    let put = |machine: &mut Machine, n: u32| {
+        let put = PutRequest { key: format!("many/{n:04}").into(), ..PutRequest::default() };
+        let request = InternalRaftRequest { put: Some(put), ..InternalRaftRequest::default() };
+        let data = Bytes::from(request.encode_to_vec());
+        let location = journal.append(&data);
+        let index = machine.applied_index + 1;
+        machine
+            .apply(Command { index, term: Term(1), data: &data, location }, &journal, false)
+            .expect("applies");
+    };
+    (0..150).for_each(|n| put(&mut machine, n));
+    machine.store.compact(machine.store.current_revision()).expect("compacts");
+    while !machine.compact_step(1000) {}
+    let mut writer = BaseWriter::new(machine.store.publish(), machine.head());
+    let (mut files, mut top) = (Files::default(), Vec::new());
+    while let Some((file, blocks)) = writer.next_blocks().expect("a held view has everything") {
+        for block in blocks {
+            if file == BaseFile::Top {
+                top.push(block);
+                writer.written(BlockPlace::default());
+            } else {
+                writer.written(files.append(file, block));
+            }
+        }
+    }
+    let from = machine.store.current_revision();
+    put(&mut machine, 77);
+    let delta = base(&mut machine, from);
+    let runs = [&files.run, &files.changes, &top, &delta];
+    let in_blocks =
+        runs.iter().fold(Scribe::default(), |before, run| scribe(before, run).run(NEXT_RUN)).done();
+    vec![alone, both, nothing, in_blocks]
 }
 
 /// Appends a block in its frame.

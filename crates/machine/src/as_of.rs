@@ -107,13 +107,33 @@ impl AsOf {
     ///
     /// # Errors
     ///
-    /// Returns an error if a version that the moment needs was removed, or if [`Newest::view`] returns
-    /// `None`.
+    /// Returns an error if a version that the moment needs was removed, if a block of the index could not be
+    /// read, or if [`Newest::view`] returns `None`.
     pub fn slice(&self) -> Result<Slice, Overtaken> {
         let view = self.newest.view().ok_or(Overtaken)?;
+        if view.fault().is_some() {
+            return Err(Overtaken);
+        }
         view.snapshot_at(&self.moment).map_err(|_| Overtaken)?;
         let moment = if planted::is(Bug::LongReadMixesRevisions) { view.moment() } else { self.moment };
         Ok(Slice { view, moment })
+    }
+}
+
+impl AsOf {
+    /// Returns the message of a block of the index that could not be read ([`View::fault`]).
+    pub fn fault(&self) -> Option<String> {
+        self.newest.view().and_then(|view| view.fault().map(str::to_owned))
+    }
+
+    /// Checks that what was read in earlier slices is complete. A long read calls it after its last slice,
+    /// before it uses the result.
+    ///
+    /// # Errors
+    ///
+    /// Returns an error if a block of the index could not be read ([`View::fault`]).
+    pub fn intact(&self) -> Result<(), Overtaken> {
+        if self.fault().is_some() { Err(Overtaken) } else { Ok(()) }
     }
 }
 

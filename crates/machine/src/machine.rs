@@ -236,7 +236,7 @@ impl SegmentUse {
         }
     }
 
-    fn remove(&mut self, value: Value) {
+    pub(crate) fn remove(&mut self, value: Value) {
         let bytes = value.location.stored_bytes(value.len);
         self.values = self.values.saturating_sub(1);
         self.bytes = self.bytes.saturating_sub(bytes);
@@ -286,13 +286,13 @@ impl std::fmt::Debug for Machine {
 /// Returns the number of bytes that a version adds to the bytes in use: its key, its value, and a fixed
 /// amount for its metadata.
 pub(crate) fn version_bytes(version: Version<'_>) -> u64 {
-    loaded_bytes(version.key(), version.value_len())
+    loaded_bytes(version.key().len(), version.value_len())
 }
 
 /// Returns the same as [`version_bytes`], for a version that a restore has decoded and not yet added to the
 /// store.
-pub(crate) fn loaded_bytes(key: &[u8], value_len: u32) -> u64 {
-    64 + key.len() as u64 + u64::from(value_len)
+pub(crate) fn loaded_bytes(key_len: usize, value_len: u32) -> u64 {
+    64 + key_len as u64 + u64::from(value_len)
 }
 
 /// The parts of the state that must be updated together with the store: the keys of leases, the live values
@@ -743,20 +743,14 @@ impl Machine {
     /// Stores the new location of a value that was copied to another segment. Returns false without a change
     /// if the version no longer exists, or its value is no longer at `from`.
     pub fn relocate(&mut self, change: ChangeId, from: Location, to: Location) -> bool {
-        let snapshot = self.store.snapshot();
-        let Some(version) = snapshot.version_at(change) else { return false };
-        if version.location() != from || version.value_len() == 0 {
-            return false;
-        }
-        let before = version.value();
-        version.set_location(to);
+        let Some(before) = self.store.relocate(change, from, to) else { return false };
         if let Some(old) = self.usage.get_mut(&from.segment()) {
             old.remove(before);
         }
         if planted::is(Bug::MovedValueNotCounted) {
             return true;
         }
-        self.usage.entry(to.segment()).or_default().add(version.value());
+        self.usage.entry(to.segment()).or_default().add(Value { location: to, ..before });
         true
     }
 

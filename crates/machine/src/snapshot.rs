@@ -167,6 +167,7 @@ impl SnapshotWriter {
                     *entries += 1;
                     block.len() < BLOCK_BYTES
                 });
+                self.state.intact()?;
                 if let Some(error) = failed {
                     return Err(error);
                 }
@@ -435,6 +436,7 @@ where
 {
     let head = &mut reader.head;
     let saved = SavedHead {
+        is_in_blocks: false,
         from: Revision(0),
         revision: head.revision,
         compact_revision: head.compact_revision,

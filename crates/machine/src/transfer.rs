@@ -247,6 +247,7 @@ impl TransferWriter {
             self.behind = looked.id;
             self.entries += 1;
         }
+        self.state.intact()?;
         Ok(())
     }
 

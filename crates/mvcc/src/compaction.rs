@@ -6,7 +6,7 @@
 //! superseded versions in the order of their successors, and tombstones in the order of their revisions, so
 //! the work is proportional to the number of removed versions.
 
-use numbers::Revision;
+use numbers::{ChangeId, Revision};
 
 use crate::epoch::{Kind, Retired};
 use crate::node::Slot;
@@ -64,11 +64,18 @@ impl Store {
             if version.is_tombstone() && version.superseded() == Revision(0) {
                 assert!(self.keys.remove(version.key(), &mut self.epochs) == slot);
             }
-            assert!(self.revisions.remove(version.id(), &mut self.epochs) == slot);
+            if version.id() > self.settled {
+                assert!(self.revisions.remove(version.id(), &mut self.epochs) == slot);
+            } else {
+                // The base lists the version; the entry is not valid any more once the tree of keys does not
+                // lead to the version.
+                self.settled_versions -= 1;
+            }
             self.epochs.retire(Retired::new(version.record().as_ptr(), Kind::Version));
             count += 1;
         }
         if count > 0 {
+            self.find_removed_before();
             self.removed.through = self.removed.through.max(through);
             self.removed.versions += count;
         }
@@ -77,7 +84,12 @@ impl Store {
 
     /// Returns true if no version that the compact revision made unreadable is left to remove.
     pub fn is_removal_done(&self) -> bool {
-        self.peek_removable(self.compacted).is_none()
+        self.is_removal_done_through(self.compacted)
+    }
+
+    /// Returns true if no version that a compaction at `through` removes is left to remove.
+    pub(crate) fn is_removal_done_through(&self, through: Revision) -> bool {
+        self.peek_removable(through).is_none()
     }
 
     /// Adds a version to those that a compaction can remove.
@@ -88,6 +100,33 @@ impl Store {
         // SAFETY: promised by the caller.
         self.removable_bytes += unsafe { removable_bytes(slot) };
         if slot.is_live() { self.superseded.push(slot) } else { self.tombstones.push(slot) }
+    }
+
+    /// Finds out which versions are removed, if the store has a base.
+    pub(crate) fn find_removed_before(&mut self) {
+        if self.base.is_none() {
+            return;
+        }
+        let Some(front) = self.superseded.front() else {
+            self.removed_before = ChangeId::end_of(Revision::MAX);
+            return;
+        };
+        // SAFETY: every record in the queue is alive, and so are all later versions of its key: they are
+        // superseded later, and tombstones that follow such a version are removed after it.
+        let successor = unsafe {
+            let front: Version<'_> = front.version();
+            let by = front.superseded();
+            let newest = self.keys.find(front.key()).map(|slot| slot.version::<'_>());
+            let mut next = newest.and_then(|newest| newest.held_at(by, by));
+            while let Some(version) = next.filter(|version| !version.follows(front)) {
+                next = version.predecessor_of_same_main();
+            }
+            next
+        };
+        match successor {
+            Some(next) => self.removed_before = next.id(),
+            None => assert!(self.fault().is_some(), "a superseded version has a successor"),
+        }
     }
 
     fn next_removable(&mut self, through: Revision) -> Option<Slot> {

@@ -80,11 +80,19 @@ impl<'t, K: Order> Cursor<'t, K> {
     }
 
     pub(crate) fn same_place(&self, other: &Self) -> bool {
+        // A leaf that was evicted between two steps may have two addresses, so its place is compared.
+        let leaf_of =
+            |cursor: &Self| cursor.path.as_slice().last().map(|&(inner, at)| (std::ptr::from_ref(inner), at));
         match (self.leaf, other.leaf) {
-            (Some(a), Some(b)) => std::ptr::eq(a, b) && self.at == other.at,
+            (Some(_), Some(_)) => leaf_of(self) == leaf_of(other) && self.at == other.at,
             (None, None) => true,
             _ => false,
         }
+    }
+
+    /// Returns true at the first entry of a leaf, and after the last entry of the tree.
+    pub(crate) fn is_at_leaf_start(&self) -> bool {
+        self.leaf.is_none() || self.at == 0
     }
 
     /// Returns the entry at this position; `None` after the last.
@@ -118,6 +126,11 @@ impl<'t, K: Order> Cursor<'t, K> {
                 self.descend(inner.child(next), |inner| {
                     (0..inner.len()).find(|&at| !live_only || inner.counts[at] > 0).unwrap_or(0)
                 });
+                if self.leaf.is_some_and(|leaf| leaf.len() == 0) {
+                    // A block could not be read; the base reports it.
+                    self.leaf = None;
+                    continue;
+                }
                 self.prefetch(0, 1);
                 return;
             }
@@ -170,21 +183,23 @@ impl<'t, K: Order> Cursor<'t, K> {
         let last = |inner: &Inner<K>| {
             (0..inner.len()).rev().find(|&at| !live_only || inner.counts[at] > 0).unwrap_or(inner.len() - 1)
         };
+        let before = self.clone();
+        let mut is_found = false;
         if self.leaf.is_none() {
             let Some(root) = self.root else { return false };
             self.descend(root, last);
-        } else {
-            let before = self.path;
-            loop {
-                let Some((inner, at)) = self.path.pop() else {
-                    self.path = before;
-                    return false;
-                };
-                if let Some(previous) = (0..at).rev().find(|&at| !live_only || inner.counts[at] > 0) {
-                    self.path.push((inner, previous));
-                    self.descend(inner.child(previous), last);
-                    break;
-                }
+            is_found = self.leaf.is_some_and(|leaf| leaf.len() > 0);
+        }
+        // Passes over leaves whose block could not be read, which are empty; the base reports it.
+        while !is_found {
+            let Some((inner, at)) = self.path.pop() else {
+                *self = before;
+                return false;
+            };
+            if let Some(previous) = (0..at).rev().find(|&at| !live_only || inner.counts[at] > 0) {
+                self.path.push((inner, previous));
+                self.descend(inner.child(previous), last);
+                is_found = self.leaf.is_some_and(|leaf| leaf.len() > 0);
             }
         }
         self.at = self.leaf.map_or(0, |leaf| leaf.len() - 1);

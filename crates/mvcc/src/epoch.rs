@@ -5,8 +5,12 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
+use numbers::{ChangeId, Revision};
+
+use crate::base::{Base, Loaded};
+use crate::epochs::Chunks;
 use crate::epochs::{self, Garbage};
-use crate::node::{ByKey, ByRevision, Inner, KeySeparator, Leaf, Node, NodePtr, Order};
+use crate::node::{ByKey, ByRevision, Inner, KeySeparator, Leaf, NodePtr, Order, STUB, Slot, Stub};
 use crate::version::{self, Header, Version};
 
 /// Counters of allocated objects. Only one thread at a time writes them: the writer of the store or, after
@@ -73,6 +77,9 @@ pub(crate) enum Kind {
     KeyInner = 2,
     RevisionInner = 3,
     Separator = 4,
+    Stub = 5,
+    Loaded = 6,
+    Base = 7,
 }
 
 /// A pointer whose lowest three bits are the [`Kind`] of its target.
@@ -111,10 +118,16 @@ impl Retired {
                     census.count(&census.nodes, -1, size_of::<Inner<ByRevision>>());
                     drop(Box::from_raw(pointer.cast::<Inner<ByRevision>>()));
                 }
-                _ => {
+                4 => {
                     let bytes = KeySeparator(pointer).free();
                     census.count(&census.separators, -1, bytes);
                 }
+                5 => {
+                    census.count(&census.nodes, -1, size_of::<Stub>());
+                    drop(Box::from_raw(pointer.cast::<Stub>()));
+                }
+                6 => Loaded::free(NonNull::new_unchecked(pointer.cast::<Loaded>())),
+                _ => drop(Arc::from_raw(pointer.cast::<Base>())),
             }
         }
     }
@@ -154,11 +167,17 @@ impl Epochs {
     }
 }
 
-/// The trees and the garbage of a dropped store.
+/// The trees, the garbage and the bases of a dropped store.
 pub(crate) struct Remains {
     pub(crate) keys: NodePtr,
     pub(crate) revisions: NodePtr,
+    /// Superseded versions that were not removed.
+    pub(crate) superseded: Chunks<Slot>,
+    /// The tree of revisions contains the versions after this change.
+    pub(crate) settled: ChangeId,
     pub(crate) epochs: Epochs,
+    /// Bases that views of the store may read; freed after everything that refers to them.
+    pub(crate) bases: [Option<Arc<Base>>; 2],
 }
 
 // SAFETY: the remains are the only owner of the objects that their pointers lead to, and only the last holder
@@ -192,35 +211,59 @@ impl Drop for Estate {
             // can reach them.
             unsafe { retired.free(&census) };
         }
-        // SAFETY: no other owner is left. Every version is in the tree of revisions exactly once, so each
-        // record is freed once.
+        let settled = remains.settled;
+        // SAFETY: no other owner is left. Every version after `settled` is in the tree of revisions exactly
+        // once. Every other version is either the newest of its key, in a leaf of the tree of keys, or in the
+        // queue of superseded versions. So each record is freed once, and the tree of revisions, whose
+        // records the first two steps read, is freed last.
         unsafe {
-            free_tree::<ByKey>(remains.keys, &census, false);
-            free_tree::<ByRevision>(remains.revisions, &census, true);
+            let of_settled = |slot: Slot| slot.version().id() <= settled;
+            // Without a base, no record has to be read to know that it is not settled.
+            if settled == NONE_SETTLED {
+                free_tree::<ByKey>(remains.keys, &census, &|_| false);
+            } else {
+                free_tree::<ByKey>(remains.keys, &census, &of_settled);
+                while let Some(slot) = remains.superseded.pop() {
+                    if of_settled(slot) {
+                        Retired::new(slot.version().record().as_ptr(), Kind::Version).free(&census);
+                    }
+                }
+            }
+            free_tree::<ByRevision>(remains.revisions, &census, &|_| true);
         }
+        drop(remains.bases);
     }
 }
 
-/// Frees a whole tree, and also the records in its leaves if `versions` is true.
+/// The change before all others: no version is settled.
+pub(crate) const NONE_SETTLED: ChangeId = ChangeId { main: Revision::MIN, sub: 0 };
+
+/// Frees a whole tree, and also the records in its leaves for which `is_owned` returns true. Stubs are freed
+/// without reading their blocks.
 ///
 /// # Safety
 /// Only the caller can reach the tree.
-unsafe fn free_tree<K: Order>(root: NodePtr, census: &Census, versions: bool) {
-    // SAFETY: promised by the caller; the node is not used after it was freed.
+unsafe fn free_tree<K: Order>(root: NodePtr, census: &Census, is_owned: &impl Fn(Slot) -> bool) {
+    if root.is_null() {
+        return;
+    }
+    // SAFETY: promised by the caller; the level tells the type of the node, and the node is not used after it
+    // was freed.
     unsafe {
-        match Node::<K>::open(root) {
-            None => {}
-            Some(Node::Leaf(leaf)) => {
-                if versions {
-                    for slot in leaf.slots() {
+        match (*root).level {
+            0 => {
+                for &slot in (*root.cast::<Leaf>()).slots() {
+                    if is_owned(slot) {
                         Retired::new(slot.version().record().as_ptr(), Kind::Version).free(census);
                     }
                 }
                 Retired::new(root, Kind::Leaf).free(census);
             }
-            Some(Node::Inner(inner)) => {
+            STUB => Retired::new(root, Kind::Stub).free(census),
+            _ => {
+                let inner = &*root.cast::<Inner<K>>();
                 for at in 0..inner.len() {
-                    free_tree::<K>(inner.children[at], census, versions);
+                    free_tree::<K>(inner.children[at], census, is_owned);
                     if at > 0 {
                         K::free_separator(inner.separators[at], census);
                     }

@@ -113,12 +113,13 @@ impl HashWalk {
                 Stage::Feed { from, newest_at } => {
                     let mut stage = Stage::Done;
                     let mut versions = snapshot.stored(*from, self.rev);
-                    for version in &mut versions {
+                    while let Some(looked) = versions.look() {
                         if left == 0 {
-                            stage = Stage::Feed { from: version.id(), newest_at: *newest_at };
+                            stage = Stage::Feed { from: looked.id, newest_at: *newest_at };
                             break;
                         }
                         left -= 1;
+                        let Some(version) = looked.version else { continue };
                         let is_covered = version.main() > self.compacted
                             || (!version.is_tombstone() && version.is_newest_at(*newest_at));
                         if is_covered && !feed(version) {

@@ -28,6 +28,9 @@
 //! unsafe blocks elsewhere give a pointer the lifetime of the owner that keeps its target alive, and `load`
 //! also frees the objects of a load that failed.
 
+mod adoption;
+mod base;
+mod changes;
 mod compaction;
 mod cursor;
 mod epoch;
@@ -42,6 +45,9 @@ mod tree;
 mod version;
 mod view;
 
+pub use adoption::{AbsentBlock, AdoptProgress, Adoptable};
+pub use base::{BLOCK_VERSIONS_MAX, Base, BlockId, Blocks, Cache, ChangeBlock, KeyBlock, NO_BLOCK};
+pub use changes::{Changes, Looked};
 pub use compaction::CompactProgress;
 pub use epoch::Census;
 pub use hash::{HashWalk, hash_versions};
@@ -50,4 +56,4 @@ pub use numbers::Location;
 pub use range::{KeyRange, Range};
 pub use store::{Change, DeletedSome, Stats, Store, Writer};
 pub use version::{KEY_BYTES_MAX, Value, Version};
-pub use view::{Changes, Histories, Looked, Moment, RevisionError, Snapshot, View};
+pub use view::{Histories, Moment, RevisionError, Snapshot, View};

@@ -10,8 +10,9 @@ use std::sync::Arc;
 
 use numbers::{ChangeId, LeaseId, Revision};
 
+use crate::base::Base;
 use crate::epoch::{Census, Epochs, Kind, Retired};
-use crate::node::{ByKey, ByRevision, INNER, Inner, Leaf, NodePtr, Order, Slot};
+use crate::node::{ByKey, ByRevision, INNER, Inner, LEAF, Leaf, NodePtr, Order, STUB, Slot, Stub};
 use crate::store::Store;
 use crate::tree::{Tree, allocate};
 use crate::version::{self, Content, KEY_BYTES_MAX, Value, Version};
@@ -64,6 +65,8 @@ pub enum LoadError {
     RevisionOutOfBounds,
     /// Two versions have the same main and sub-revision.
     RevisionTwice,
+    /// A block of the base does not exist, or is not settled.
+    InvalidBlock,
 }
 
 impl std::fmt::Display for LoadError {
@@ -74,6 +77,7 @@ impl std::fmt::Display for LoadError {
             LoadError::InvalidHistory => "the version numbers of a key contradict each other",
             LoadError::RevisionOutOfBounds => "a revision is out of bounds",
             LoadError::RevisionTwice => "two versions bear the same revision",
+            LoadError::InvalidBlock => "a block of the base cannot stand for a leaf of the index",
         })
     }
 }
@@ -98,6 +102,20 @@ pub struct Loader {
     /// Superseded versions, each with the id of its successor.
     superseded: Vec<(ChangeId, Slot)>,
     newest: Option<Slot>,
+    /// Versions that the base lists as settled changes; they are not in the tree of revisions.
+    listed: Vec<(ChangeId, Slot)>,
+    /// Number of versions in blocks that were pushed.
+    in_blocks: u64,
+    /// First key that may follow a block that was pushed last.
+    after_block: Option<AfterBlock>,
+}
+
+/// Keys that may follow a block.
+enum AfterBlock {
+    /// Keys from the first key of this block on.
+    Block(u32),
+    /// No key, because the block is the last one.
+    Nothing,
 }
 
 // SAFETY: the loader is the only owner of the objects that its pointers lead to.
@@ -107,7 +125,7 @@ unsafe impl Send for Loader {}
 const REVISION_MAX: Revision = Revision(i64::MAX / 2);
 
 /// Highest version number allowed in an image.
-const VERSION_MAX: i64 = REVISION_MAX.0;
+pub(crate) const VERSION_MAX: i64 = REVISION_MAX.0;
 
 /// Number of changes that are written to the table together. Changes arrive in key order, so successive
 /// changes usually belong to distant entries of the table, and most writes cause a cache miss. Writing many
@@ -136,7 +154,77 @@ impl Loader {
             records: Vec::with_capacity(versions.saturating_sub(places_max)),
             superseded: Vec::new(),
             newest: None,
+            listed: Vec::new(),
+            in_blocks: 0,
+            after_block: None,
         }
+    }
+
+    /// Starts loading an image whose settled leaves stay in the blocks of a base. All versions at or below
+    /// [`Blocks::settled`](crate::Blocks::settled) that are pushed must be in the base's list of changes.
+    /// `versions` is the expected number of versions that are pushed one by one.
+    ///
+    /// # Panics
+    ///
+    /// Panics if the base belongs to another store or loader.
+    pub fn with_base(versions: u64, current: Revision, base: Arc<Base>) -> Loader {
+        let mut loader = Loader::new(versions, current);
+        assert!(base.claim(loader.store.removed.store), "a base belongs to one store");
+        loader.store.settled = ChangeId::end_of(base.settled());
+        loader.store.base = Some(base);
+        loader
+    }
+
+    /// Adds all versions of a settled block of the base, without reading the block. No version that was
+    /// pushed before or is pushed later may be in the range of the block, which extends to the first key of
+    /// the next block. After an error the loader can only be dropped.
+    ///
+    /// # Errors
+    ///
+    /// Returns `OutOfOrder` if the block is not after everything pushed so far, and `InvalidBlock` if it does
+    /// not exist or is not settled.
+    pub fn push_block(&mut self, number: u32) -> Result<(), LoadError> {
+        let Some(base) = self.store.base.clone() else { return Err(LoadError::InvalidBlock) };
+        let blocks = base.blocks();
+        if number >= blocks.key_blocks() {
+            return Err(LoadError::InvalidBlock);
+        }
+        let block = blocks.key_block(number);
+        let len = u16::try_from(block.versions).ok().filter(|len| (1..=LEAF).contains(&usize::from(*len)));
+        let Some(len) = len.filter(|_| block.is_settled && block.first_key.len() <= KEY_BYTES_MAX) else {
+            return Err(LoadError::InvalidBlock);
+        };
+        self.check_after_block(block.first_key)?;
+        let next = (number + 1 < blocks.key_blocks()).then(|| blocks.key_block(number + 1).first_key);
+        if next.is_some_and(|next| next <= block.first_key) {
+            return Err(LoadError::OutOfOrder);
+        }
+        if let Some(newest) = self.newest.take() {
+            // SAFETY: the loader owns the record.
+            if unsafe { newest.version::<'_>() }.key() >= block.first_key {
+                self.newest = Some(newest);
+                return Err(LoadError::OutOfOrder);
+            }
+            self.keys.push(newest, None, &self.store.epochs);
+        }
+        let epochs = &self.store.epochs;
+        self.keys.push_stub(Stub::new(epochs.batch(), &base, number, len), block.first_key, epochs);
+        self.in_blocks += u64::from(len);
+        self.after_block = Some(match number + 1 < blocks.key_blocks() {
+            true => AfterBlock::Block(number + 1),
+            false => AfterBlock::Nothing,
+        });
+        Ok(())
+    }
+
+    /// Returns an error if `key` may be in the range of the block that was pushed last.
+    fn check_after_block(&self, key: &[u8]) -> Result<(), LoadError> {
+        let is_after = match (&self.after_block, &self.store.base) {
+            (Some(AfterBlock::Block(next)), Some(base)) => key >= base.blocks().key_block(*next).first_key,
+            (Some(AfterBlock::Nothing), _) => false,
+            _ => true,
+        };
+        if is_after { Ok(()) } else { Err(LoadError::OutOfOrder) }
     }
 
     /// Returns the counters of allocated objects. They may be kept after the loader and the store are
@@ -152,6 +240,10 @@ impl Loader {
         }
         if loaded.main < Revision::FIRST || loaded.main > REVISION_MAX {
             return Err(LoadError::RevisionOutOfBounds);
+        }
+        if self.after_block.is_some() {
+            self.check_after_block(loaded.key)?;
+            self.after_block = None;
         }
         // SAFETY: the loader owns the record, and frees its records only when it is dropped.
         let newest: Option<Version<'_>> = self.newest.map(|slot| unsafe { slot.version() });
@@ -178,6 +270,11 @@ impl Loader {
         if previous.is_some_and(|previous| previous.id() >= id) {
             return Err(LoadError::OutOfOrder);
         }
+        let is_listed = id <= self.store.settled;
+        if is_listed && loaded.version == 0 {
+            // Compactions have removed all tombstones that old.
+            return Err(LoadError::InvalidHistory);
+        }
         let content = Content {
             id,
             create_revision: loaded.create_revision,
@@ -191,7 +288,11 @@ impl Loader {
         let version: Version<'_> = unsafe { Version::from_record(record) };
         let slot = Slot::new(version);
         self.store.epochs.census().version_created(version.bytes());
-        self.fresh.push((id, slot));
+        if is_listed {
+            self.listed.push((id, slot));
+        } else {
+            self.fresh.push((id, slot));
+        }
         if self.fresh.len() == PLACED_TOGETHER {
             self.place();
         }
@@ -245,6 +346,13 @@ impl Loader {
         if self.records.windows(2).any(twice) || self.records.iter().any(taken) {
             return Err(LoadError::RevisionTwice);
         }
+        self.listed.sort_unstable_by_key(|(id, _)| *id);
+        if self.listed.windows(2).any(|pair| pair[0].0 == pair[1].0) {
+            return Err(LoadError::RevisionTwice);
+        }
+        if self.store.base.as_ref().is_some_and(|base| base.settled() >= compacted) {
+            return Err(LoadError::RevisionOutOfBounds);
+        }
         let highest = self.records.last().map_or(0, |(main, _)| main.0);
         if highest.max(self.placed.len() as i64 - 1) > current.0 {
             return Err(LoadError::RevisionOutOfBounds);
@@ -276,7 +384,9 @@ impl Loader {
         records.iter().for_each(|&(main, slot)| in_order(main, slot));
         self.store.revisions = revisions.finish(&self.store.epochs);
         // The store owns the records from here on, so the loader must not free them when it is dropped.
-        (self.placed, self.records) = (Vec::new(), Vec::new());
+        self.store.settled_versions = self.listed.len() as u64 + self.in_blocks;
+        self.store.bytes_at_adoption = if self.store.base.is_some() { u64::MAX } else { 0 };
+        (self.placed, self.records, self.listed) = (Vec::new(), Vec::new(), Vec::new());
         self.superseded.sort_unstable_by_key(|&(by, _)| by);
         let superseded = self.superseded.iter().map(|(_, slot)| *slot);
         for slot in tombstones.into_iter().chain(superseded) {
@@ -286,6 +396,7 @@ impl Loader {
         self.store.current = current;
         self.store.compacted = compacted;
         self.store.removed.through = compacted;
+        self.store.find_removed_before();
         Ok(std::mem::take(&mut self.store))
     }
 }
@@ -349,8 +460,9 @@ impl Drop for Loader {
         // The builder holds no nodes after a successful load; after a failed load it frees them here.
         self.keys.discard(&self.store.epochs);
         let placed = self.placed.iter().copied().filter(|slot| *slot != Slot::EMPTY);
-        let listed = self.records.iter().map(|(_, slot)| *slot);
-        for slot in self.fresh.iter().map(|(_, slot)| *slot).chain(listed).chain(placed) {
+        let others = self.records.iter().map(|(_, slot)| *slot);
+        let by_change = self.fresh.iter().chain(&self.listed).map(|(_, slot)| *slot);
+        for slot in by_change.chain(others).chain(placed) {
             // SAFETY: no tree owns the records yet, and each record is visited once.
             unsafe {
                 let record = slot.version().record();
@@ -375,6 +487,8 @@ struct TreeBuilder<K: Order> {
     /// Search keys of the entries of that leaf, if the caller knows them without reading the records.
     known: Vec<K::Query<'static>>,
     separator: K::Separator,
+    /// A stub that was pushed last. The separator after it is known once the next entry arrives.
+    stub: Option<(NodePtr, u64)>,
     built: Vec<Built<K>>,
     len: u64,
 }
@@ -389,6 +503,7 @@ impl<K: Order> TreeBuilder<K> {
             leaf: Leaf::new(0),
             known: Vec::new(),
             separator: K::no_separator(),
+            stub: None,
             built: Vec::new(),
             len: 0,
         }
@@ -399,6 +514,9 @@ impl<K: Order> TreeBuilder<K> {
     fn push(&mut self, slot: Slot, known: Option<K::Query<'static>>, epochs: &Epochs) {
         // SAFETY: the caller owns the record.
         let version: Version<'_> = unsafe { slot.version() };
+        if self.stub.is_some() {
+            self.close_stub(Some(K::separator_at(K::query(version), epochs)));
+        }
         let len = self.leaf.len();
         let at = if len == K::APPEND_KEEP {
             let separator = K::separate(self.leaf.query::<K>(len - 1), K::query(version), epochs);
@@ -411,6 +529,13 @@ impl<K: Order> TreeBuilder<K> {
         self.leaf.slots[at] = slot;
         self.leaf.node.len += 1;
         self.len += 1;
+    }
+
+    /// Moves the stub that was pushed last to the finished nodes.
+    fn close_stub(&mut self, next: Option<K::Separator>) {
+        let Some((node, weight)) = self.stub.take() else { return };
+        let separator = std::mem::replace(&mut self.separator, next.unwrap_or_else(K::no_separator));
+        self.built.push(Built { node, weight, separator });
     }
 
     fn close_leaf(&mut self, next: Option<K::Separator>, epochs: &Epochs) {
@@ -435,6 +560,7 @@ impl<K: Order> TreeBuilder<K> {
         if self.leaf.len() > 0 {
             self.close_leaf(None, epochs);
         }
+        self.close_stub(None);
         let mut level = 0;
         while self.built.len() > 1 {
             level += 1;
@@ -469,6 +595,10 @@ impl<K: Order> TreeBuilder<K> {
     /// Frees the nodes of an unfinished tree, but not the records. An unfinished tree has only leaves,
     /// because `finish` builds the inner nodes and also completes the tree.
     fn discard(&mut self, epochs: &Epochs) {
+        if let Some((stub, _)) = self.stub.take() {
+            // SAFETY: the builder is the only owner of its nodes.
+            unsafe { Retired::new(stub, Kind::Stub).free(epochs.census()) };
+        }
         if self.built.is_empty() {
             return;
         }
@@ -482,8 +612,28 @@ impl<K: Order> TreeBuilder<K> {
         }
         for leaf in self.built.drain(..) {
             // SAFETY: the builder is the only owner of its nodes.
-            unsafe { Retired::new(leaf.node, Kind::Leaf).free(epochs.census()) };
+            unsafe {
+                let kind = if (*leaf.node).level == STUB { Kind::Stub } else { Kind::Leaf };
+                Retired::new(leaf.node, kind).free(epochs.census());
+            }
         }
+    }
+}
+
+impl TreeBuilder<ByKey> {
+    /// Appends a stub whose entries are above all earlier ones. `first_key` is the key of its first entry.
+    fn push_stub(&mut self, stub: Stub, first_key: &[u8], epochs: &Epochs) {
+        let len = self.leaf.len();
+        if len > 0 {
+            let separator = ByKey::separate(self.leaf.query::<ByKey>(len - 1), first_key, epochs);
+            self.close_leaf(Some(separator), epochs);
+        } else if self.stub.is_some() {
+            // The last key of the stub before is not known.
+            self.close_stub(Some(ByKey::separator_at(first_key, epochs)));
+        }
+        let entries = u64::from(stub.node.len);
+        self.len += entries;
+        self.stub = Some((allocate(stub, epochs), entries));
     }
 }
 

@@ -10,11 +10,13 @@
 use std::alloc::{Layout, alloc, dealloc, handle_alloc_error};
 use std::cmp::Ordering;
 use std::ptr::NonNull;
+use std::sync::Arc;
 
-use numbers::ChangeId;
+use numbers::{ChangeId, Revision};
 
+use crate::base::{Base, BlockId};
 use crate::epoch::{Census, Epochs, Kind, Retired};
-use crate::version::{Header, Version, prefetch};
+use crate::version::{self, Content, Header, Version, prefetch};
 
 /// Maximum number of entries of a leaf. With this number, a leaf has 768 bytes, which is a size class of
 /// common allocators.
@@ -76,6 +78,8 @@ pub(crate) trait Order: Sized + 'static {
     fn shared(low: Option<Self::Query<'_>>, high: Option<Self::Query<'_>>) -> u32;
     /// Returns a new separator that is above `left` and not above `right`.
     fn separate(left: Self::Query<'_>, right: Self::Query<'_>, epochs: &Epochs) -> Self::Separator;
+    /// Returns a new separator that equals `query`.
+    fn separator_at(query: Self::Query<'_>, epochs: &Epochs) -> Self::Separator;
     fn retire_separator(separator: Self::Separator, epochs: &mut Epochs);
     /// # Safety
     /// No reference to the separator exists or will be created.
@@ -168,9 +172,12 @@ impl Order for ByKey {
 
     fn separate(left: &[u8], right: &[u8], epochs: &Epochs) -> KeySeparator {
         assert!(left < right, "keys of a leaf are out of order");
-        let bytes = &right[..=common(left, right)];
-        epochs.census().separator_created(separator_layout(bytes.len()).size());
-        KeySeparator::create(bytes)
+        Self::separator_at(&right[..=common(left, right)], epochs)
+    }
+
+    fn separator_at(query: &[u8], epochs: &Epochs) -> KeySeparator {
+        epochs.census().separator_created(separator_layout(query.len()).size());
+        KeySeparator::create(query)
     }
 
     fn retire_separator(separator: KeySeparator, epochs: &mut Epochs) {
@@ -231,6 +238,10 @@ impl Order for ByRevision {
         right
     }
 
+    fn separator_at(query: ChangeId, _epochs: &Epochs) -> ChangeId {
+        query
+    }
+
     fn retire_separator(_separator: ChangeId, _epochs: &mut Epochs) {}
 
     unsafe fn free_separator(_separator: ChangeId, _census: &Census) {}
@@ -254,11 +265,14 @@ pub(crate) struct NodeHead {
     pub(crate) epoch: u64,
     /// Length of a prefix that all keys of the node share, not always the longest; heads start after it.
     pub(crate) prefix: u32,
-    /// Number of entries if the node is a leaf; number of children if it is an inner node.
+    /// Number of entries if the node is a leaf or a stub; number of children if it is an inner node.
     pub(crate) len: u16,
-    /// Height of the node above the leaves; 0 for a leaf.
+    /// Height of the node above the leaves; 0 for a leaf, [`STUB`] for a stub.
     pub(crate) level: u16,
 }
+
+/// [`NodeHead::level`] of a stub.
+pub(crate) const STUB: u16 = u16::MAX;
 
 /// Pointer to a node of either kind; null for an empty tree.
 pub(crate) type NodePtr = *mut NodeHead;
@@ -269,6 +283,17 @@ pub(crate) struct Leaf {
     pub(crate) heads: [u32; LEAF],
     pub(crate) slots: [Slot; LEAF],
     unused: u64,
+}
+
+/// Stands in the tree of keys for a leaf whose entries are in a block of a base. A stub has the place, but not
+/// the memory of a leaf. All its entries are live, and it never changes: a leaf that the writer makes from it
+/// replaces it.
+#[repr(C)]
+pub(crate) struct Stub {
+    pub(crate) node: NodeHead,
+    pub(crate) base: Arc<Base>,
+    /// Number of the block of keys.
+    pub(crate) number: u32,
 }
 
 #[repr(C)]
@@ -283,7 +308,8 @@ pub(crate) struct Inner<K: Order> {
     pub(crate) counts: [u64; INNER],
 }
 
-const _: () = assert!(size_of::<Leaf>() == 768 && size_of::<Inner<ByKey>>() <= 896);
+const _: () =
+    assert!(size_of::<Leaf>() == 768 && size_of::<Inner<ByKey>>() <= 896 && size_of::<Stub>() == 32);
 
 /// Reference to a node that is alive and unchanged for `'t`.
 pub(crate) enum Node<'t, K: Order> {
@@ -310,11 +336,61 @@ impl<'t, K: Order> Node<'t, K> {
         unsafe {
             Some(match (*pointer).level {
                 0 => Node::Leaf(&*pointer.cast::<Leaf>()),
+                STUB => Node::Leaf((*pointer.cast::<Stub>()).leaf()),
                 _ => Node::Inner(&*pointer.cast::<Inner<K>>()),
             })
         }
     }
 }
+
+impl Stub {
+    pub(crate) fn new(epoch: u64, base: &Arc<Base>, number: u32, len: u16) -> Stub {
+        let node = NodeHead { epoch, prefix: 0, len, level: STUB };
+        Stub { node, base: Arc::clone(base), number }
+    }
+
+    /// Returns the leaf for which the stub stands, after reading its block if it is not in memory. The leaf is
+    /// empty if the base has a fault.
+    ///
+    /// # Safety
+    /// The stub is in a tree that is alive and unchanged for `'t`.
+    #[cold]
+    unsafe fn leaf<'t>(&self) -> &'t Leaf {
+        // SAFETY: a loaded block is freed only when no view can contain a stub of it, or after it was retired
+        // and all views of that time were dropped.
+        unsafe { self.base.open(BlockId::Keys(self.number)) }.map_or(&EMPTY.0, |loaded| &loaded.leaf)
+    }
+
+    /// Returns an ordinary leaf with the same entries, in records of their own.
+    pub(crate) fn to_leaf(&self, epochs: &Epochs) -> Leaf {
+        let mut leaf = Leaf::new(epochs.batch());
+        // SAFETY: the stub is part of the writer's tree, and only the writer retires loaded blocks.
+        let stored: &Leaf = unsafe { self.leaf() };
+        for at in 0..stored.len() {
+            let version = stored.version(at);
+            let record =
+                version::create(version.key(), &Content::of(version), None, Revision::NEVER_COMPACTED);
+            // SAFETY: the record was just created, and is freed only after it has left the tree.
+            let version: Version<'_> = unsafe { Version::from_record(record) };
+            epochs.census().version_created(version.bytes());
+            leaf.insert::<ByKey>(at, version.key(), Slot::new(version));
+        }
+        leaf
+    }
+}
+
+/// The leaf that stands for a block that cannot be read.
+static EMPTY: EmptyLeaf = EmptyLeaf(Leaf {
+    node: NodeHead { epoch: 0, prefix: 0, len: 0, level: 0 },
+    heads: [0; LEAF],
+    slots: [Slot::EMPTY; LEAF],
+    unused: 0,
+});
+
+struct EmptyLeaf(Leaf);
+
+// SAFETY: the leaf has no entries, and never changes.
+unsafe impl Sync for EmptyLeaf {}
 
 /// Asks the processor to prefetch the parts of a leaf that a walk reads: its length and its slots.
 pub(crate) fn prefetch_leaf(leaf: NodePtr) {

@@ -73,6 +73,14 @@ impl<'k> KeyRange<'k> {
         (self.start, !self.start_excluded)
     }
 
+    /// Returns the key before or at which the range ends; `None` if it has no end.
+    pub fn end(&self) -> Option<&'k [u8]> {
+        match self.end {
+            End::Unbounded => None,
+            End::Before(end) | End::Through(end) => Some(end),
+        }
+    }
+
     /// Returns the key of the range if the range can contain only this key.
     pub fn as_single(&self) -> Option<&'k [u8]> {
         (!self.start_excluded && self.end == End::Through(self.start)).then_some(self.start)
@@ -116,6 +124,7 @@ impl<'k> KeyRange<'k> {
 /// Iterator over the live versions of a range at one revision, in key order. It can be advanced from both
 /// ends.
 pub struct Range<'a> {
+    snapshot: Snapshot<'a>,
     front: Cursor<'a, ByKey>,
     back: Cursor<'a, ByKey>,
     mode: Mode,
@@ -139,24 +148,29 @@ enum Mode {
 }
 
 impl<'a> Range<'a> {
-    fn walk(front: Cursor<'a, ByKey>, back: Cursor<'a, ByKey>, mode: Mode) -> Range<'a> {
-        Range { front, back, mode, looks: u64::MAX, stopped: None }
+    fn walk(
+        snapshot: &Snapshot<'a>,
+        front: Cursor<'a, ByKey>,
+        back: Cursor<'a, ByKey>,
+        mode: Mode,
+    ) -> Range<'a> {
+        Range { snapshot: *snapshot, front, back, mode, looks: u64::MAX, stopped: None }
     }
 
     pub(crate) fn new(snapshot: &Snapshot<'a>, range: KeyRange<'_>, rev: Revision) -> Range<'a> {
         let end = Cursor::end(snapshot.keys());
         if range.is_empty() {
-            return Range::walk(end.clone(), end, Mode::Done);
+            return Range::walk(snapshot, end.clone(), end, Mode::Done);
         }
         let (front, back) = (range.seek(snapshot), range.seek_end(snapshot));
         let mode = if snapshot.is_newest(rev) {
-            Mode::Current(back.rank() - front.rank())
+            Mode::Current(snapshot.between(&front, &back))
         } else if front.same_place(&back) {
             Mode::Done
         } else {
             Mode::Historic(rev)
         };
-        Range::walk(front, back, mode)
+        Range::walk(snapshot, front, back, mode)
     }
 
     /// Returns an iterator over the versions of a range that were live just before `change`, which must be
@@ -164,14 +178,14 @@ impl<'a> Range<'a> {
     pub(crate) fn before(snapshot: &Snapshot<'a>, range: KeyRange<'_>, change: ChangeId) -> Range<'a> {
         let end = Cursor::end(snapshot.keys());
         if range.is_empty() {
-            return Range::walk(end.clone(), end, Mode::Done);
+            return Range::walk(snapshot, end.clone(), end, Mode::Done);
         }
         let (front, back) = (range.seek(snapshot), range.seek_end(snapshot));
         let mode = match front.same_place(&back) {
             true => Mode::Done,
             false => Mode::Before(change, snapshot.compact_revision()),
         };
-        Range::walk(front, back, mode)
+        Range::walk(snapshot, front, back, mode)
     }
 
     /// Sets the number of keys that an ascending walk may visit before it stops. At the current revision only
@@ -199,6 +213,14 @@ impl<'a> Range<'a> {
         if self.looks == 0 {
             self.stopped = Some(version);
         }
+    }
+
+    /// Moves the back cursor to the previous entry. Returns false if there is none, which happens only after a
+    /// fault of a base.
+    fn retreat(&mut self, live_only: bool) -> bool {
+        let moved = self.back.retreat(live_only);
+        assert!(moved || self.snapshot.fault().is_some(), "the counts and the cursors promised more keys");
+        moved
     }
 
     fn meet(&mut self) {
@@ -265,14 +287,20 @@ impl DoubleEndedIterator for Range<'_> {
             match &mut self.mode {
                 Mode::Done | Mode::Current(0) => return None,
                 Mode::Current(left) => {
-                    assert!(self.back.retreat(true), "the counts promised more live keys");
-                    if self.back.slot()?.is_live() {
-                        *left -= 1;
-                        return self.back.version();
+                    *left -= 1;
+                    loop {
+                        if !self.retreat(true) {
+                            return None;
+                        }
+                        if self.back.slot()?.is_live() {
+                            return self.back.version();
+                        }
                     }
                 }
                 &mut Mode::Before(change, compacted) => {
-                    assert!(self.back.retreat(false), "the cursors must have met before");
+                    if !self.retreat(false) {
+                        return None;
+                    }
                     let newest = self.back.version()?;
                     self.meet();
                     if let Some(version) = newest.before(change, compacted) {
@@ -280,7 +308,9 @@ impl DoubleEndedIterator for Range<'_> {
                     }
                 }
                 &mut Mode::Historic(rev) => {
-                    assert!(self.back.retreat(false), "the cursors must have met before");
+                    if !self.retreat(false) {
+                        return None;
+                    }
                     let newest = self.back.version()?;
                     self.meet();
                     if let Some(version) = newest.at(rev).filter(|version| !version.is_tombstone()) {

@@ -1,12 +1,14 @@
 //! Implements [`Store`], which contains all versions of all keys and has a single writer, and [`Writer`], its
 //! write transaction.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
 
 use numbers::{ChangeId, LeaseId, Revision};
 
-use crate::epoch::{Census, Epochs, Estate, Remains};
+use crate::adoption::Adoption;
+use crate::base::Base;
+use crate::epoch::{Census, Epochs, Estate, NONE_SETTLED, Remains};
 use crate::epochs::Chunks;
 use crate::node::{ByKey, ByRevision, Slot};
 use crate::range::KeyRange;
@@ -14,9 +16,9 @@ use crate::tree::Tree;
 use crate::version::{self, Content, Value, Version};
 use crate::view::{Moment, Removed, Snapshot, State, View};
 
-/// Number of stores created so far in this process. It numbers the stores, so that a moment of one store is
+/// Number of the next store that this process creates, from 1. It numbers the stores, so that a moment of one store is
 /// not accepted by another store.
-static STORES: AtomicU64 = AtomicU64::new(0);
+static STORES: AtomicU64 = AtomicU64::new(1);
 
 /// All versions of all keys. One thread writes; all others read through the views that it publishes.
 ///
@@ -44,6 +46,24 @@ pub struct Store {
     /// the trees, above the current revision.
     pub(crate) suspended: u32,
     pub(crate) epochs: Epochs,
+    /// The newest base, if the store has one.
+    pub(crate) base: Option<Arc<Base>>,
+    /// The base before, and how far the newest one replaces it, while the newest one is being adopted.
+    pub(crate) adoption: Option<Adoption>,
+    /// Bases that were replaced and may still be referenced by views.
+    pub(crate) replaced: Vec<Weak<Base>>,
+    /// The tree of revisions contains the versions after this change; see `changes`.
+    pub(crate) settled: ChangeId,
+    /// Number of versions through `settled`.
+    pub(crate) settled_versions: u64,
+    /// Number of times that a location or the set of stubs was changed by something else than a write:
+    /// relocations, and beginnings and ends of adoptions.
+    pub(crate) placements: u64,
+    /// All versions whose successor is before this change are removed, and no others. Tombstones are not
+    /// considered. Not kept while the store has no base.
+    pub(crate) removed_before: ChangeId,
+    /// See [`Stats::pinned_bytes`]: bytes of the index when it was smallest since the last adoption.
+    pub(crate) bytes_at_adoption: u64,
     census: Arc<Census>,
     estate: Arc<Estate>,
 }
@@ -64,6 +84,10 @@ pub struct Stats {
     pub versions: u64,
     /// Bytes requested from the allocator for versions, nodes and separators, including garbage.
     pub bytes: u64,
+    /// Bytes by which the index has grown since a base was last adopted or loaded; all of [`Stats::bytes`] if
+    /// the store has no base. A new base would make about as many bytes free, if the versions are settled by
+    /// then.
+    pub pinned_bytes: u64,
     /// Number of versions, nodes and separators that are retired and not freed yet.
     pub garbage: usize,
     /// Number of published views that may still be held. A dropped view is counted until a later publication
@@ -101,6 +125,14 @@ impl Store {
             removable_bytes: 0,
             suspended: 0,
             epochs: Epochs::new(Arc::clone(&census)),
+            base: None,
+            adoption: None,
+            replaced: Vec::new(),
+            settled: NONE_SETTLED,
+            settled_versions: 0,
+            placements: 0,
+            removed_before: ChangeId::end_of(Revision::MAX),
+            bytes_at_adoption: 0,
             census,
             estate: Arc::new(Estate::new()),
         }
@@ -120,9 +152,18 @@ impl Store {
             current: self.current,
             compacted: self.compacted,
             live: self.keys.live,
-            versions: self.revisions.len,
+            versions: self.versions(),
             newest: self.current + i64::from(self.suspended > 0),
+            bases: self.bases(),
+            settled: self.settled,
+            removed_before: self.removed_before,
+            placements: self.placements,
         }
+    }
+
+    /// Returns the number of versions that are not physically removed.
+    fn versions(&self) -> u64 {
+        self.revisions.len + self.settled_versions
     }
 
     /// Publishes the current state as a view, and frees a bounded number of retired objects that no view can
@@ -139,6 +180,7 @@ impl Store {
         );
         assert!(self.published <= state.current, "published {}, current {}", self.published, state.current);
         self.published = state.current;
+        self.count_bytes();
         let pin = self.epochs.publish();
         Arc::new(View::new(state, self.removed, pin, Arc::clone(&self.estate)))
     }
@@ -188,8 +230,9 @@ impl Store {
         Stats {
             live_keys: self.keys.live,
             keys: self.keys.len,
-            versions: self.revisions.len,
+            versions: self.versions(),
             bytes: self.census.bytes(),
+            pinned_bytes: self.census.bytes().saturating_sub(self.bytes_at_adoption),
             garbage: self.epochs.pending(),
             views: self.epochs.pinned(),
             removable: self.superseded.len() + self.tombstones.len(),
@@ -213,6 +256,9 @@ impl Drop for Store {
         let remains = Remains {
             keys: self.keys.root,
             revisions: self.revisions.root,
+            superseded: std::mem::replace(&mut self.superseded, Chunks::new()),
+            settled: self.settled,
+            bases: [self.base.take(), self.adoption.take().and_then(|adoption| adoption.before)],
             epochs: std::mem::replace(&mut self.epochs, Epochs::new(Arc::clone(&self.census))),
         };
         self.estate.leave(remains);
@@ -363,6 +409,9 @@ impl Writer<'_> {
         for removable in previous.into_iter().chain((!slot.is_live()).then_some(slot)) {
             // SAFETY: both records are in the trees.
             unsafe { store.add_removable(removable) };
+            if store.superseded.len() == 1 && removable.is_live() {
+                store.removed_before = id;
+            }
         }
         self.changes += 1;
         // SAFETY: both records are alive while the writer is borrowed.

@@ -6,9 +6,12 @@
 
 use std::marker::PhantomData;
 
+use numbers::ChangeId;
+
 use crate::cursor::Cursor;
 use crate::epoch::{Epochs, Kind};
-use crate::node::{DEPTH_MAX, INNER, Inner, LEAF, Leaf, Node, NodeHead, NodePtr, Order, Slot};
+use crate::node::{DEPTH_MAX, INNER, Inner, LEAF, Leaf, Node, NodeHead, NodePtr, Order, STUB, Slot, Stub};
+use crate::version::Version;
 
 /// A fixed-size stack for paths through the tree.
 pub(crate) struct Stack<T: Copy> {
@@ -85,7 +88,7 @@ pub(crate) fn allocate<T>(node: T, epochs: &Epochs) -> NodePtr {
 }
 
 /// Returns a node that the writer may change: the node itself if it was created in the current batch,
-/// otherwise a copy. If it is a copy, the original is retired.
+/// otherwise a copy; for a stub, an ordinary leaf with the same entries. The original of a copy is retired.
 ///
 /// # Safety
 /// The node belongs to the writer's tree of order `K`; the caller stores the returned node in its place.
@@ -103,6 +106,11 @@ unsafe fn writable<K: Order>(node: NodePtr, epochs: &mut Epochs) -> NodePtr {
     // SAFETY: promised by the caller. The level tells the type of the node. The caller replaces the old node
     // by the copy, so the old node leaves the tree and may be retired.
     unsafe {
+        if (*node).level == STUB {
+            let leaf = (*node.cast::<Stub>()).to_leaf(epochs);
+            epochs.retire_node(node, Kind::Stub);
+            return allocate(leaf, epochs);
+        }
         if (*node).epoch == epochs.batch() {
             return node;
         }
@@ -137,6 +145,17 @@ impl<K: Order> Tree<K> {
     pub(crate) fn node(&self) -> Option<Node<'_, K>> {
         // SAFETY: the tree's nodes are alive, and changing them needs `&mut self`.
         unsafe { Node::open(self.root) }
+    }
+
+    /// Returns the first entry.
+    pub(crate) fn first(&self) -> Option<Version<'_>> {
+        let mut node = self.node()?;
+        loop {
+            match node {
+                Node::Leaf(leaf) => return (leaf.len() > 0).then(|| leaf.version(0)),
+                Node::Inner(inner) => node = inner.child(0),
+            }
+        }
     }
 
     pub(crate) fn find(&self, query: K::Query<'_>) -> Option<Slot> {
@@ -282,15 +301,28 @@ impl<K: Order> Tree<K> {
             for step in path.as_slice() {
                 (*step.node).counts[step.at] -= slot.weight();
             }
+            self.shrink(path, epochs);
+            slot
+        }
+    }
+
+    /// Restores the minimum fill of the nodes on a path, after the lowest one lost entries.
+    ///
+    /// # Safety
+    /// The nodes of `path` and their chosen children are writable nodes of the writer's tree, root first, and
+    /// the root is not null.
+    unsafe fn shrink(&mut self, mut path: Stack<Step<'_, K>>, epochs: &mut Epochs) {
+        // SAFETY: promised by the caller.
+        unsafe {
             while let Some(step) = path.pop() {
                 let child = (*step.node).children[step.at];
-                let low = if (*child).level == 0 { LEAF / 4 } else { INNER / 4 };
+                let low = if is_inner(child) { INNER / 4 } else { LEAF / 4 };
                 if usize::from((*child).len) >= low || (*step.node).len() < 2 {
                     break;
                 }
                 rebalance::<K>(step, epochs);
             }
-            while (*self.root).level > 0 && (*self.root).len == 1 {
+            while is_inner(self.root) && (*self.root).len == 1 {
                 let old = self.root;
                 self.root = (*old.cast::<Inner<K>>()).children[0];
                 epochs.retire_node(old, K::INNER_KIND);
@@ -299,9 +331,151 @@ impl<K: Order> Tree<K> {
                 epochs.retire_node(self.root, Kind::Leaf);
                 self.root = std::ptr::null_mut();
             }
-            slot
         }
     }
+
+    /// Makes the path to the leaf at `query` writable, without the leaf itself, and returns it.
+    ///
+    /// # Safety
+    /// The root is not null, and the tree is not changed as long as the fences of the steps are used.
+    unsafe fn writable_path<'f>(&mut self, query: K::Query<'_>, epochs: &mut Epochs) -> Stack<Step<'f, K>> {
+        let mut path: Stack<Step<'f, K>> = Stack::new();
+        let mut fences: Fences<'f, K> = (None, None);
+        let mut place: *mut NodePtr = &raw mut self.root;
+        // SAFETY: the path is made writable from the root down, and each copy is stored in its parent before
+        // the next step.
+        unsafe {
+            while is_inner(*place) {
+                *place = writable::<K>(*place, epochs);
+                let inner = (*place).cast::<Inner<K>>();
+                let at = (*inner).route(query);
+                path.push(Step { node: inner, at, fences });
+                fences = (fence(inner, at).or(fences.0), fence(inner, at + 1).or(fences.1));
+                place = &raw mut (*inner).children[at];
+            }
+        }
+        path
+    }
+
+    /// Makes an ordinary leaf of the stub that contains `query`, if it is a stub.
+    pub(crate) fn pin(&mut self, query: K::Query<'_>, epochs: &mut Epochs) {
+        if self.root.is_null() {
+            return;
+        }
+        // SAFETY: the path is writable, and the new leaf is stored in the place of the stub.
+        unsafe {
+            let path = self.writable_path(query, epochs);
+            let place = self.place(&path);
+            *place = writable::<K>(*place, epochs);
+        }
+    }
+
+    /// Replaces the leaf or stub that contains `query` by a node with the same entries. Returns the old node,
+    /// which the caller retires.
+    pub(crate) fn replace_leaf(
+        &mut self,
+        query: K::Query<'_>,
+        epochs: &mut Epochs,
+        new: impl FnOnce(&mut Epochs) -> NodePtr,
+    ) -> NodePtr {
+        assert!(!self.root.is_null(), "there is a leaf to replace");
+        // SAFETY: the path is writable; the entries and so the counts stay as they are.
+        unsafe {
+            let path = self.writable_path(query, epochs);
+            let place = self.place(&path);
+            std::mem::replace(&mut *place, new(epochs))
+        }
+    }
+
+    /// Returns the place of the pointer to the leaf at the end of a path.
+    ///
+    /// # Safety
+    /// The nodes of the path are writable nodes of the tree.
+    unsafe fn place(&mut self, path: &Stack<Step<'_, K>>) -> *mut NodePtr {
+        match path.as_slice().last() {
+            None => &raw mut self.root,
+            // SAFETY: promised by the caller.
+            Some(step) => unsafe { &raw mut (*step.node).children[step.at] },
+        }
+    }
+
+    /// Removes the first leaf if its last entry is not above `through`. Returns the query of its last entry,
+    /// and the number of its entries.
+    pub(crate) fn remove_first_leaf(
+        &mut self,
+        through: ChangeId,
+        epochs: &mut Epochs,
+    ) -> Option<(ChangeId, u64)> {
+        let mut first = self.root;
+        // SAFETY: the nodes are alive while the tree is borrowed.
+        while !first.is_null() && unsafe { is_inner(first) } {
+            // SAFETY: an inner node has a first child.
+            first = unsafe { (*first.cast::<Inner<K>>()).children[0] };
+        }
+        if first.is_null() {
+            return None;
+        }
+        // SAFETY: a stub is in no tree from which leaves are removed, so the node is a leaf. It is unlinked
+        // from a writable path, and then retired.
+        unsafe {
+            assert!((*first).level == 0, "stubs are not removed");
+            let leaf = &*first.cast::<Leaf>();
+            let last = leaf.version(leaf.len() - 1).id();
+            if last > through {
+                return None;
+            }
+            let (entries, weight) = (leaf.len() as u64, leaf.weight());
+            let mut path = self.writable_path(leaf.query::<K>(0), epochs);
+            self.len -= entries;
+            self.live -= weight;
+            let Some(&step) = path.as_slice().last() else {
+                self.root = std::ptr::null_mut();
+                epochs.retire_node(first, Kind::Leaf);
+                return Some((last, entries));
+            };
+            for step in path.as_slice() {
+                (*step.node).counts[step.at] -= weight;
+            }
+            // The next leaf now begins where the removed one began, so its prefix may be too long.
+            let next = writable::<K>((*step.node).children[1], epochs);
+            (*step.node).children[1] = next;
+            let high = fence(step.node, 2).or(step.fences.1);
+            let prefix = shared::<K>((step.fences.0, high));
+            if (*next).prefix > prefix {
+                (*next.cast::<Leaf>()).set_prefix::<K>(prefix);
+            }
+            unlink::<K>(&mut *step.node, 0, epochs);
+            path.pop();
+            self.shrink(path, epochs);
+            Some((last, entries))
+        }
+    }
+}
+
+/// Returns true if a node is neither a leaf nor a stub.
+///
+/// # Safety
+/// The node is alive.
+pub(crate) unsafe fn is_inner(node: NodePtr) -> bool {
+    // SAFETY: promised by the caller.
+    !matches!(unsafe { (*node).level }, 0 | STUB)
+}
+
+/// Removes child `at` of `parent`, which has another child, with everything in it. The range of a neighbor
+/// becomes wider.
+///
+/// # Safety
+/// `parent` is a writable node of the writer's tree, and the child is a leaf.
+unsafe fn unlink<K: Order>(parent: &mut Inner<K>, at: usize, epochs: &mut Epochs) {
+    let gone = parent.children[at];
+    if at == 0 {
+        parent.children[0] = parent.children[1];
+        parent.counts[0] = parent.counts[1];
+    }
+    let separator = parent.remove(at.max(1));
+    K::retire_separator(separator, epochs);
+    // SAFETY: promised by the caller; the leaf was just taken out of the tree.
+    unsafe { epochs.retire_node(gone, Kind::Leaf) };
 }
 
 /// Splits the full inner node that is child `at` of `parent` into two nodes. `fences` are the fences of the
@@ -343,8 +517,11 @@ unsafe fn spill<K: Order>(
     // SAFETY: promised by the caller; a neighbor is made writable and stored before it is changed.
     unsafe {
         let len = |at: usize| usize::from((*(*parent).children[at]).len);
+        let is_stub = |at: usize| (*(*parent).children[at]).level == STUB;
         let lefts = [at.checked_sub(1), (at + 1 < (*parent).len()).then_some(at)];
-        let left = lefts.into_iter().flatten().min_by_key(|&left| len(left) + len(left + 1))?;
+        // A stub has no entries that could move.
+        let pairs = lefts.into_iter().flatten().filter(|&left| !is_stub(left) && !is_stub(left + 1));
+        let left = pairs.min_by_key(|&left| len(left) + len(left + 1))?;
         if len(left) + len(left + 1) > 2 * LEAF - LEAF / 8 {
             return None;
         }
@@ -454,7 +631,18 @@ unsafe fn rebalance<K: Order>(step: Step<'_, K>, epochs: &mut Epochs) {
     // are changed, and they are two different nodes.
     unsafe {
         let parent = &mut *step.node;
-        let l = if step.at + 1 < parent.len() { step.at } else { step.at - 1 };
+        let is_partner = |at: usize| at < parent.len() && (*parent.children[at]).level != STUB;
+        let l = if is_partner(step.at + 1) {
+            step.at
+        } else if step.at > 0 && is_partner(step.at - 1) {
+            step.at - 1
+        } else {
+            // A leaf between stubs stays small, until nothing is left of it.
+            if (*parent.children[step.at]).len == 0 {
+                unlink::<K>(parent, step.at, epochs);
+            }
+            return;
+        };
         let r = l + 1;
         for at in [l, r] {
             parent.children[at] = writable::<K>(parent.children[at], epochs);

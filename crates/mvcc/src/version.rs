@@ -157,10 +157,10 @@ impl std::fmt::Debug for Version<'_> {
 }
 
 impl PartialEq for Version<'_> {
-    /// Returns true if both handles point to the same record. Two different records never describe the same
-    /// change.
+    /// Returns true if both handles are of the same change. Their records may be two copies, if at least one
+    /// was read from a block of a base.
     fn eq(&self, other: &Self) -> bool {
-        self.record == other.record
+        self.id() == other.id()
     }
 }
 
@@ -281,7 +281,7 @@ impl<'a> Version<'a> {
 
     /// Stores the new location of a value that was relocated within the log. Readers of every view see the
     /// new location; the old copy must stay readable for readers that have loaded the old location.
-    pub fn set_location(self, location: Location) {
+    pub(crate) fn set_location(self, location: Location) {
         self.header().location.store(location.bits(), Ordering::Release);
     }
 
@@ -373,6 +373,49 @@ impl<'a> Version<'a> {
         Some(unsafe { Version::from_record(prev.record) })
     }
 
+    /// Returns true if `other` is the predecessor, without reading it.
+    pub(crate) fn follows(self, other: Version<'_>) -> bool {
+        self.prev().is_some_and(|prev| prev.record == other.record)
+    }
+
+    /// Returns the predecessor if its main revision is that of this version, too.
+    ///
+    /// # Safety
+    /// A predecessor of this main revision is not removed.
+    pub(crate) unsafe fn predecessor_of_same_main(self) -> Option<Version<'a>> {
+        let prev = self.prev().filter(|prev| prev.main == self.main().0)?;
+        // SAFETY: promised by the caller.
+        Some(unsafe { Version::from_record(prev.record) })
+    }
+
+    /// Returns the put with this id, if it is not removed. `self` must be the newest version of the key. All
+    /// puts whose successor is before the change `removed_before`, and no others, are removed; tombstones at
+    /// or above the main revision of that change are not removed.
+    ///
+    /// # Example
+    ///
+    /// A key was put at 3, 5, 8 and 9, and `removed_before` is 8: the put at 3 is removed, because its
+    /// successor is at 5. The put at 5 is not removed. The search looks for the newest version at 8, which is
+    /// not before 8, and so goes one step further, to the version at 5.
+    pub(crate) fn stored(self, id: ChangeId, removed_before: ChangeId) -> Option<Version<'a>> {
+        if id.main >= removed_before.main {
+            // Everything above `id.main` exists.
+            return self.at(id.main).filter(|version| version.id() == id);
+        }
+        let mut version = self.held_at(removed_before.main, removed_before.main)?;
+        while version.id() >= removed_before {
+            let prev = version.prev()?;
+            if version.version() == 1 && prev.main < removed_before.main.0 {
+                // The predecessor is a tombstone, which may be removed, and all puts before it are.
+                return None;
+            }
+            // SAFETY: the predecessor is a tombstone that is not removed, or a put whose successor is not
+            // before `removed_before`.
+            version = unsafe { Version::from_record(prev.record) };
+        }
+        (version.id() == id).then_some(version)
+    }
+
     /// Returns the version of this key that was live just before `change`. `self` must be the newest version
     /// of the key, and `change` must be above `compacted`, the compact revision of the snapshot.
     pub(crate) fn before(self, change: ChangeId, compacted: Revision) -> Option<Version<'a>> {
@@ -427,32 +470,63 @@ pub(crate) struct Content {
     pub value: Value,
 }
 
-/// Allocates a record. If the record follows another one of the same key, links it to `prev` and marks `prev`
-/// as superseded. `compacted` is the compact revision. Records at or below it may be freed, so this function
-/// does not read them to compute the jump pointer; only `prev` must be alive.
-pub(crate) fn create(
+impl Content {
+    pub(crate) fn of(version: Version<'_>) -> Content {
+        Content {
+            id: version.id(),
+            create_revision: version.create_revision(),
+            version: version.version(),
+            lease: version.lease(),
+            value: version.value(),
+        }
+    }
+
+    fn history(&self) -> History {
+        History { create_revision: self.create_revision.0, version: self.version }
+    }
+
+    /// Returns the code of the parts that precede the header of a record without a predecessor.
+    fn extra_unlinked(&self) -> u32 {
+        let is_first = self.history() == History { create_revision: self.id.main.0, version: 1 };
+        if is_first { EXTRA_NONE } else { EXTRA_HISTORY }
+    }
+
+    fn is_leased(&self) -> bool {
+        self.lease != LeaseId::NONE
+    }
+
+    /// Returns the size in bytes of a record with this content and no predecessor, rounded up so that
+    /// another record can follow it.
+    pub(crate) fn packed_bytes(&self, key: &[u8]) -> usize {
+        let bytes = before(self.extra_unlinked(), self.is_leased()) + HEADER_BYTES + key.len();
+        bytes.next_multiple_of(align_of::<Header>())
+    }
+
+    /// Writes a record without a predecessor, which is a part of an allocation of the caller.
+    ///
+    /// # Safety
+    /// `start` is aligned for a header, and [`Content::packed_bytes`] bytes from there on may be written.
+    pub(crate) unsafe fn write_packed(&self, key: &[u8], start: NonNull<u8>) -> NonNull<Header> {
+        // SAFETY: promised by the caller.
+        unsafe { write(start, key, self, self.extra_unlinked(), None) }
+    }
+}
+
+/// Writes a record.
+///
+/// # Safety
+/// The memory from `start` on has room for the parts before the header, the header and the key, and is
+/// aligned for a header. `links` is there if `extra` is at least `EXTRA_PREV`.
+unsafe fn write(
+    start: NonNull<u8>,
     key: &[u8],
     content: &Content,
-    prev: Option<Version<'_>>,
-    compacted: Revision,
+    extra: u32,
+    links: Option<(Prev, Jump)>,
 ) -> NonNull<Header> {
-    assert!(key.len() <= KEY_BYTES_MAX, "key of {} bytes", key.len());
-    assert!(content.id.main >= Revision(0), "revision {}", content.id.main);
-    let history = History { create_revision: content.create_revision.0, version: content.version };
-    let links = prev.map(|prev| links_to(prev, compacted));
-    let extra = match links {
-        Some((_, jump)) if jump.distance > 1 => EXTRA_JUMP,
-        Some(_) => EXTRA_PREV,
-        None if history != (History { create_revision: content.id.main.0, version: 1 }) => EXTRA_HISTORY,
-        None => EXTRA_NONE,
-    };
-    let leased = content.lease != LeaseId::NONE;
+    let leased = content.is_leased();
     let before = before(extra, leased);
-    let layout = layout(before, key.len());
-    // SAFETY: the layout is never empty.
-    let Some(start) = NonNull::new(unsafe { alloc(layout) }) else { handle_alloc_error(layout) };
-    // SAFETY: the allocation has room for the parts that `extra` and `leased` require before the header, for
-    // the header, and for the key after it.
+    // SAFETY: promised by the caller.
     unsafe {
         let record = start.add(before).cast::<Header>();
         record.write(Header {
@@ -466,7 +540,7 @@ pub(crate) fn create(
         });
         let part = |before: usize| record.cast::<u8>().sub(before);
         if extra >= EXTRA_HISTORY {
-            part(HISTORY_BEFORE).cast::<History>().write(history);
+            part(HISTORY_BEFORE).cast::<History>().write(content.history());
         }
         if let Some((prev, jump)) = links {
             part(PREV_BEFORE).cast::<Prev>().write(prev);
@@ -478,11 +552,37 @@ pub(crate) fn create(
             part(before).cast::<i64>().write(content.lease.0);
         }
         record.add(1).cast::<u8>().copy_from_nonoverlapping(NonNull::from(key).cast::<u8>(), key.len());
-        if let Some(prev) = prev {
-            prev.header().superseded.store(content.id.main.0, Ordering::Relaxed);
-        }
         record
     }
+}
+
+/// Allocates a record. If the record follows another one of the same key, links it to `prev` and marks `prev`
+/// as superseded. `compacted` is the compact revision. Records at or below it may be freed, so this function
+/// does not read them to compute the jump pointer; only `prev` must be alive.
+pub(crate) fn create(
+    key: &[u8],
+    content: &Content,
+    prev: Option<Version<'_>>,
+    compacted: Revision,
+) -> NonNull<Header> {
+    assert!(key.len() <= KEY_BYTES_MAX, "key of {} bytes", key.len());
+    assert!(content.id.main >= Revision(0), "revision {}", content.id.main);
+    let links = prev.map(|prev| links_to(prev, compacted));
+    let extra = match links {
+        Some((_, jump)) if jump.distance > 1 => EXTRA_JUMP,
+        Some(_) => EXTRA_PREV,
+        None => content.extra_unlinked(),
+    };
+    let layout = layout(before(extra, content.is_leased()), key.len());
+    // SAFETY: the layout is never empty.
+    let Some(start) = NonNull::new(unsafe { alloc(layout) }) else { handle_alloc_error(layout) };
+    // SAFETY: the allocation has room for the parts that `extra` and the lease require before the header, for
+    // the header, and for the key after it.
+    let record = unsafe { write(start, key, content, extra, links) };
+    if let Some(prev) = prev {
+        prev.header().superseded.store(content.id.main.0, Ordering::Relaxed);
+    }
+    record
 }
 
 fn links_to(prev: Version<'_>, compacted: Revision) -> (Prev, Jump) {

@@ -5,10 +5,11 @@ use std::sync::Arc;
 
 use numbers::{ChangeId, Revision};
 
+use crate::base::Bases;
 use crate::cursor::Cursor;
 use crate::epoch::Estate;
 use crate::epochs::Pin;
-use crate::node::{ByKey, ByRevision, Node, NodePtr};
+use crate::node::{ByKey, Node, NodePtr};
 use crate::range::{KeyRange, Range};
 use crate::version::Version;
 
@@ -44,6 +45,15 @@ pub(crate) struct State {
     /// Newest main revision in the trees. It is above `current` if the trees are read as of an earlier
     /// moment.
     pub(crate) newest: Revision,
+    /// Bases of the stubs in the tree of keys. The newest one lists the settled changes.
+    pub(crate) bases: Bases,
+    /// The tree of revisions contains the versions after this change. The others are listed by the newest
+    /// base.
+    pub(crate) settled: ChangeId,
+    /// Versions whose successor is before this change were removed when the trees were as they are.
+    pub(crate) removed_before: ChangeId,
+    /// See [`crate::store::Store::placements`].
+    pub(crate) placements: u64,
 }
 
 /// A handle to the state of one published [`View`], with its revisions and counts. Later views of the same
@@ -79,6 +89,8 @@ pub struct Moment {
     versions: u64,
     /// Highest compact revision up to which versions may be physically removed while the moment is read.
     keeps: Revision,
+    /// Number of relocations and of beginnings and ends of adoptions before the moment.
+    placements: u64,
     /// Number of versions removed before the moment, if no version may be removed while the moment is read;
     /// otherwise `None`.
     removals: Option<u64>,
@@ -86,8 +98,23 @@ pub struct Moment {
 
 impl Moment {
     pub(crate) fn of(state: &State, removed: Removed) -> Moment {
-        let State { current, compacted, live, versions, .. } = *state;
-        Moment { store: removed.store, current, compacted, live, versions, keeps: compacted, removals: None }
+        let State { current, compacted, live, versions, placements, .. } = *state;
+        Moment {
+            store: removed.store,
+            current,
+            compacted,
+            live,
+            versions,
+            keeps: compacted,
+            placements,
+            removals: None,
+        }
+    }
+
+    /// Returns true if the moment is of the store with this number, and if that store has neither relocated a
+    /// value nor begun or ended an adoption since.
+    pub(crate) fn is_of_placements(&self, store: u64, placements: u64) -> bool {
+        (self.store, self.placements) == (store, placements)
     }
 
     /// Returns the current revision of the moment.
@@ -156,9 +183,24 @@ impl<'a> Snapshot<'a> {
         unsafe { Node::open(self.state.keys) }
     }
 
-    pub(crate) fn revisions(&self) -> Option<Node<'a, ByRevision>> {
-        // SAFETY: the caller of `new` promised that the trees are alive and unchanged.
-        unsafe { Node::open(self.state.revisions) }
+    pub(crate) fn state(&self) -> &State {
+        &self.state
+    }
+
+    /// Returns the message of the first block of a base that could not be read, or whose content was wrong. Of
+    /// all bases with the same [`Cache`](crate::Cache), the first one counts. From then on, everything that was read may be incomplete and must
+    /// not be used. The caller checks after reading.
+    pub fn fault(&self) -> Option<&'a str> {
+        // SAFETY: the bases that the trees refer to are alive for `'a`.
+        unsafe { self.state.bases.fault() }
+    }
+
+    /// Returns the number of live keys between two positions of the tree of keys. They may be in the wrong
+    /// order after a fault.
+    pub(crate) fn between(&self, front: &Cursor<'a, ByKey>, back: &Cursor<'a, ByKey>) -> u64 {
+        let (front, back) = (front.rank(), back.rank());
+        assert!(front <= back || self.fault().is_some(), "the end of a range is before its beginning");
+        back.saturating_sub(front)
     }
 
     /// Returns the newest main revision. In a snapshot of a writer that has changed something, this is the
@@ -252,67 +294,10 @@ impl<'a> Snapshot<'a> {
             return Ok(0);
         }
         if self.is_newest(rev) {
-            return Ok(range.seek_end(self).rank() - range.seek(self).rank());
+            let (front, back) = (range.seek(self), range.seek_end(self));
+            return Ok(self.between(&front, &back));
         }
         Ok(Range::new(self, range, rev).count() as u64)
-    }
-
-    /// Returns all versions, including tombstones, with main revisions from `from` to `through` (at most the
-    /// current revision), in the order in which they were written. Returns `Compacted` if `from` is below the
-    /// compact revision; the iterator is empty if `from` is above the current revision.
-    pub fn changes(&self, from: Revision, through: Revision) -> Result<Changes<'a>, RevisionError> {
-        if from < self.state.compacted && self.state.compacted >= Revision(0) {
-            return Err(RevisionError::Compacted);
-        }
-        Ok(Changes { compacted: self.state.compacted, ..self.stored(ChangeId::first_of(from), through) })
-    }
-
-    /// Returns changes like [`Snapshot::changes`], but starts after `change`.
-    pub fn changes_after(&self, change: ChangeId, through: Revision) -> Result<Changes<'a>, RevisionError> {
-        if change.main < self.state.compacted {
-            return Err(RevisionError::Compacted);
-        }
-        let cursor = Cursor::seek(self.revisions(), change, true);
-        Ok(Changes { cursor, through: through.min(self.state.current), compacted: self.state.compacted })
-    }
-
-    /// Returns all versions that physically exist with these main revisions. It never fails. Below the
-    /// compact revision, versions that the compaction made unreadable may be missing, and the result does not
-    /// show which ones.
-    pub fn written(&self, from: Revision, through: Revision) -> Changes<'a> {
-        self.stored(ChangeId::first_of(from), through)
-    }
-
-    /// Returns versions like [`Snapshot::written`], but starts at the change `from` instead of a main
-    /// revision.
-    pub fn written_from(&self, from: ChangeId, through: Revision) -> Changes<'a> {
-        self.stored(from, through)
-    }
-
-    /// Returns the versions that physically exist after `change`, in the order in which they were written,
-    /// without the puts that the compact revision made unreadable. It is used to send a state to a member
-    /// that may already have a part of that state. Which tombstones below the compact revision still exist
-    /// depends on the progress of removal.
-    ///
-    /// A call of `next` skips all unreadable puts before the next result. There can be millions of them until
-    /// compaction has removed them. [`Changes::look`] visits only one version per call.
-    pub fn written_after(&self, change: ChangeId) -> Changes<'a> {
-        let cursor = Cursor::seek(self.revisions(), change, true);
-        Changes { cursor, through: self.state.current, compacted: self.state.compacted }
-    }
-
-    /// Returns the versions that physically exist, from the change `from` to the revision `through`.
-    pub(crate) fn stored(&self, from: ChangeId, through: Revision) -> Changes<'a> {
-        let cursor = Cursor::seek(self.revisions(), from, false);
-        Changes { cursor, through: through.min(self.state.current), compacted: Revision::MIN }
-    }
-
-    /// Returns the version written by a change, which may be a tombstone, if it still exists. The code that
-    /// relocates values within the log calls it to check whether a value is still needed.
-    pub fn version_at(&self, change: ChangeId) -> Option<Version<'a>> {
-        let slot = Cursor::<ByRevision>::find(self.revisions(), change)?;
-        // SAFETY: slots of a snapshot's trees hold records that are alive for `'a`.
-        Some(unsafe { slot.version() })
     }
 
     /// Returns every version that a checkpoint must contain: in ascending key order, and from old to new for
@@ -330,50 +315,9 @@ impl<'a> Snapshot<'a> {
     }
 }
 
-/// Iterator over versions in the order in which they were written.
-pub struct Changes<'a> {
-    cursor: Cursor<'a, ByRevision>,
-    through: Revision,
-    /// Compact revision. Versions that a compaction at this revision removes are skipped, even while they
-    /// physically exist.
-    compacted: Revision,
-}
-
-/// Result of one step over the stored versions; see [`Changes::look`].
-#[derive(Clone, Copy)]
-pub struct Looked<'a> {
-    /// Id of the change that wrote the version.
-    pub id: ChangeId,
-    /// The version; `None` if a compaction made it unreadable.
-    pub version: Option<Version<'a>>,
-}
-
-impl<'a> Changes<'a> {
-    /// Advances by one stored version, even if that version is not returned. It is meant for callers whose
-    /// steps must be short, even if millions of versions wait to be removed after a compaction.
-    pub fn look(&mut self) -> Option<Looked<'a>> {
-        let version = self.cursor.version().filter(|version| version.main() <= self.through)?;
-        self.cursor.advance(false);
-        let is_readable =
-            version.main() > self.compacted || version.is_tombstone() || version.is_newest_at(self.compacted);
-        Some(Looked { id: version.id(), version: is_readable.then_some(version) })
-    }
-}
-
-impl<'a> Iterator for Changes<'a> {
-    type Item = Version<'a>;
-
-    fn next(&mut self) -> Option<Version<'a>> {
-        loop {
-            if let Some(version) = self.look()?.version {
-                return Some(version);
-            }
-        }
-    }
-}
-
 /// Iterator over all versions key by key, see [`Snapshot::histories`].
 pub struct Histories<'a> {
+    /// Position of the next key.
     cursor: Cursor<'a, ByKey>,
     through: Revision,
     compacted: Revision,
@@ -381,22 +325,46 @@ pub struct Histories<'a> {
     pending: Vec<Version<'a>>,
 }
 
+impl<'a> Histories<'a> {
+    /// Returns true if the iterator will return no more versions of the leaf of the index from which the last
+    /// version came. A block of a base should end there: only a block with exactly the versions of a leaf can
+    /// take the place of the leaf.
+    pub fn is_at_leaf_end(&mut self) -> bool {
+        while self.pending.is_empty() {
+            if self.cursor.is_at_leaf_start() {
+                return true;
+            }
+            self.take_key();
+        }
+        false
+    }
+
+    /// Moves the versions of the next key to `pending`. Returns false after the last key.
+    fn take_key(&mut self) -> bool {
+        let Some(newest) = self.cursor.version() else { return false };
+        self.cursor.advance(false);
+        let held = newest.held_at(self.through, self.compacted);
+        let Some(newest) = held.filter(|newest| !newest.is_tombstone() || newest.main() >= self.compacted)
+        else {
+            return true;
+        };
+        self.pending.push(newest);
+        let mut version = newest;
+        while let Some(older) = version.predecessor(self.compacted) {
+            self.pending.push(older);
+            version = older;
+        }
+        true
+    }
+}
+
 impl<'a> Iterator for Histories<'a> {
     type Item = Version<'a>;
 
     fn next(&mut self) -> Option<Version<'a>> {
         while self.pending.is_empty() {
-            let newest = self.cursor.version()?.held_at(self.through, self.compacted);
-            self.cursor.advance(false);
-            let Some(newest) = newest else { continue };
-            if newest.is_tombstone() && newest.main() < self.compacted {
-                continue;
-            }
-            self.pending.push(newest);
-            let mut version = newest;
-            while let Some(older) = version.predecessor(self.compacted) {
-                self.pending.push(older);
-                version = older;
+            if !self.take_key() {
+                return None;
             }
         }
         self.pending.pop()
@@ -456,6 +424,11 @@ impl View {
     /// compact revision of the store.
     pub fn removed_through(&self) -> Revision {
         self.removed.through
+    }
+
+    /// Returns the fault of a base like [`Snapshot::fault`].
+    pub fn fault(&self) -> Option<&str> {
+        self.snapshot().fault()
     }
 
     /// Returns true if the moment belongs to this view's store. Returns false if an installed state has

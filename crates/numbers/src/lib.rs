@@ -2,7 +2,7 @@
 //! positions in the raft log, revisions of the store and changes within them, and ids of members, clusters
 //! and leases.
 //!
-//! Each type except the pairs ([`EntryId`], [`Location`], [`ChangeId`]) is one machine word, has no cost
+//! Each type except the pairs ([`EntryId`], [`Location`], [`ChangeId`]) and [`BlockPlace`] is one machine word, has no cost
 //! compared with the bare number, and prints as that number. Messages contain bare numbers, which get their
 //! type when a message is decoded. Files and metrics use the bare number, which is the field `.0`.
 //!
@@ -249,6 +249,31 @@ impl fmt::Debug for Location {
             location.field("compressed", &true);
         }
         location.finish()
+    }
+}
+
+/// Place of a block in a file of numbered, checksummed blocks, with the checksum that makes the block recognisable.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct BlockPlace {
+    /// Number of the block in its file; the first one has 0.
+    pub number: u64,
+    /// Offset of the block's header in the file, in bytes.
+    pub offset: u64,
+    /// Length of the block's payload in bytes.
+    pub len: u32,
+    /// Checksum of the block, as its header contains it.
+    pub crc: u32,
+}
+
+impl BlockPlace {
+    /// Length of the header before each block, in bytes.
+    pub const HEAD_BYTES: u64 = 8;
+
+    /// Returns the number and the offset of the next block in the file, if there is one.
+    #[must_use]
+    pub const fn next(self) -> BlockPlace {
+        let offset = self.offset.saturating_add(BlockPlace::HEAD_BYTES).saturating_add(self.len as u64);
+        BlockPlace { number: self.number.saturating_add(1), offset, len: 0, crc: 0 }
     }
 }
 

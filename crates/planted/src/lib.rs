@@ -69,6 +69,8 @@ bugs! {
     ValueUnverified = "value-unverified";
     /// log: the checksum of a value is not verified after it was decompressed.
     DecompressedUnverified = "decompressed-unverified";
+    /// log: a block of the index that is read from a checkpoint is used even if its checksum does not match.
+    BlockUnverified = "block-unverified";
     /// log: a run of a checkpoint gets its final name before it is synced.
     CheckpointTorn = "checkpoint-torn";
     /// log: the manifest is renamed into place before its contents are synced.

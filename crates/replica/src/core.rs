@@ -25,6 +25,7 @@ mod disk_space;
 mod fatal;
 mod granted_ahead;
 mod history;
+mod index_base;
 mod install;
 mod leadership;
 mod leases;

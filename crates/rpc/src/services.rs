@@ -23,6 +23,7 @@ mod lease;
 mod lock;
 mod maintenance;
 mod pieces;
+mod preload;
 mod principal;
 mod range;
 mod range_stream;
@@ -32,6 +33,8 @@ mod steps;
 mod strangers;
 mod traced;
 mod walk;
+
+pub(crate) use walk::index_unreadable;
 
 use std::cell::RefCell;
 use std::collections::HashMap;

@@ -29,7 +29,7 @@ use replica::shared::{
 use replica::transfer;
 use storage::Identity;
 use storage::catch_up::FETCHES_MAX;
-use storage::checkpointer::{Checkpointer, Event, Order, Surface};
+use storage::checkpointer::{Checkpointer, Event, Level, Order, Surface};
 use storage::clean_shutdown::CleanShutdown;
 use storage::compaction_hash::{self, Job};
 use storage::opening::Opened;
@@ -89,6 +89,7 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
         locations,
         checkpoints,
         levels,
+        cache,
         terms,
         remotes,
         clean_shutdown,
@@ -126,13 +127,18 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
     if has_compressed_values {
         shared.data.note_compressed_values();
     }
-    let checkpoint_bytes: u64 = levels.iter().map(|level| level.run.file_bytes).sum();
+    let checkpoint_bytes: u64 = levels.iter().map(Level::file_bytes).sum();
     let log_bytes: u64 = log.segments().iter().map(|s| s.used_bytes).sum();
     shared.data.set_disk_bytes(log_bytes + checkpoint_bytes);
 
     let (orders, order_queue) = sync_channel::<Order>(ORDERS_MAX);
     look_at_dictionaries(&shared, &log, &logger);
-    let surface = surface(&shared, &log, &checkpoints, core_options(&config).compresses_values);
+    if let Some(cache) = &cache {
+        shared.data.set_index_cache(Arc::clone(cache));
+    }
+    let index_cache = cache.clone();
+    let surface =
+        Surface { cache, ..surface(&shared, &log, &checkpoints, core_options(&config).compresses_values) };
     let checkpointer = Checkpointer::new(surface, checkpoints, levels, note);
     let (hash_jobs, hash_queue) = sync_channel(compaction_hash::JOBS_MAX);
     let (fetches, fetch_queue) = sync_channel(FETCHES_MAX);
@@ -168,6 +174,7 @@ pub(crate) fn assemble(setting: Setting, opened: Opened) -> Assembled {
         thresholds,
         cause,
         ready: ready_sender,
+        index_cache,
     };
     Assembled {
         config,
@@ -278,6 +285,7 @@ fn surface(shared: &Arc<Shared>, log: &Log, checkpoints: &CheckpointStore, compr
             });
         }),
         compresses,
+        cache: None,
         metrics: Arc::clone(&shared.diagnostics.metrics),
     }
 }

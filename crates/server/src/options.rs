@@ -20,6 +20,7 @@ pub(crate) fn storage_options(config: &Config) -> storage::Options {
         force_new_cluster: config.cluster.force_new_cluster,
         peer_urls: config.cluster.initial_advertise_peer_urls.clone(),
         rules: storage::rules(config.cluster.max_learners),
+        memory_budget: config.storage.memory_budget_bytes,
         heartbeat_interval: config.raft.heartbeat_interval,
         election_timeout: config.raft.election_timeout,
         pre_vote: config.raft.pre_vote,

@@ -80,6 +80,11 @@ impl World {
         if Rng::stream(self.profile.seed, &format!("compression {at} {life}")).one_in(2) {
             args.push("--value-compression=zstd".to_owned());
         }
+        // Whether the index has a budget may change, too; with so small ones it reads most keys from blocks.
+        let mut memory = Rng::stream(self.profile.seed, &format!("memory {at} {life}"));
+        if memory.one_in(2) {
+            args.push(format!("--memory-budget={}", memory.pick(&[1, 20_000])));
+        }
         if self.profile.signed_tokens {
             args.push("--auth-token=jwt,sign-method=HS256,priv-key=/secret,ttl=100h".to_owned());
         }

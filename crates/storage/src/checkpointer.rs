@@ -24,7 +24,12 @@
 //! A run is reused only if no later compaction has removed versions in it (see `from_min`); otherwise a new
 //! base is written. The new run is synced first, then a new `MANIFEST` that names it replaces the old one;
 //! after that, files that no manifest names are deleted.
+//!
+//! With a memory budget, a base is written in blocks if something was compacted ([`machine::image`]). It consists of
+//! three files, which are written and synced one after the other, and opened again before the manifest names them: the
+//! core receives a base that was compared with its files.
 
+mod base;
 mod compressing;
 mod moving;
 mod orders;
@@ -38,11 +43,12 @@ use disk::DiskSpace;
 use log::Need;
 use log::checkpoint::{CheckpointStore, CommitError, Manifest, Run};
 use machine::AsOf;
-use machine::image::{Head, RunWriter};
-use mvcc::View;
+use machine::image::{BaseWriter, Head, RunWriter};
+use mvcc::{Base, Cache, View};
 use numbers::{Index, Revision, Term};
 use telemetry::metrics::Metrics;
 
+use self::base::{WritingBase, WrittenBase};
 use self::compressing::{Hopeless, Sampled, Sampling};
 use self::moving::Moving;
 pub use self::orders::{CheckpointError, Checkpointed, Event, Haste, Order, Relocation};
@@ -74,6 +80,11 @@ const SETTLE_PAUSE: Duration = Duration::from_millis(200);
 /// most estimates also as a lower bound.
 const VERSION_BYTES: u64 = 48;
 const VERSION_BYTES_MIN: u64 = 8;
+/// Estimated size of a version in the change file of a base in blocks, compared with that in the base run.
+const CHANGES_FACTOR: u64 = 2;
+/// Pause after a step of a base in blocks while the blocks that it reads take more memory than they should: as many as a
+/// step reads are evicted in this time.
+const MEMORY_PAUSE: Duration = Duration::from_millis(20);
 /// Estimated size of a lease in a run, in bytes.
 const LEASE_BYTES: u64 = 12;
 /// Maximum number of bytes by which a run may exceed its estimated size, on a large disk.
@@ -101,6 +112,9 @@ pub struct Surface {
     pub tell: Box<dyn Fn(Event) + Send>,
     /// True if values are compressed when they are moved.
     pub compresses: bool,
+    /// Memory for blocks of a base; `None` if the whole index is in memory. If it is set, base runs are written in
+    /// blocks.
+    pub cache: Option<Arc<Cache>>,
     /// Metrics that record the durations of syncs, and the effect of compression.
     pub metrics: Arc<Metrics>,
 }
@@ -114,6 +128,37 @@ pub struct Level {
     pub to: Revision,
     /// File of the run.
     pub run: Run,
+    /// The other files of a base in blocks.
+    pub companions: Option<Companions>,
+}
+
+/// The files that a base in blocks has beside its run. They contain nothing that is not in the run, so a start
+/// without a memory budget does not read them.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Companions {
+    /// The settled versions in the order of revisions.
+    pub changes: Run,
+    /// The list of the blocks of the run and of the changes.
+    pub top: Run,
+}
+
+impl Companions {
+    const CHANGES: &str = "-changes.run";
+    const TOP: &str = "-top.run";
+
+    /// Returns the name of the change file of the run with this name.
+    fn changes_name(run: &str) -> String {
+        Companions::stem(run) + Companions::CHANGES
+    }
+
+    /// Returns the name of the list of blocks of the run with this name.
+    fn top_name(run: &str) -> String {
+        Companions::stem(run) + Companions::TOP
+    }
+
+    fn stem(run: &str) -> String {
+        run.strip_suffix(".run").unwrap_or(run).to_owned()
+    }
 }
 
 impl Level {
@@ -143,12 +188,48 @@ impl Level {
         with_versions.map_or(VERSION_BYTES, Level::version_bytes)
     }
 
+    /// Returns the total size of the files in bytes.
+    pub fn file_bytes(&self) -> u64 {
+        self.files().map(|run| run.file_bytes).sum()
+    }
+
+    /// Returns all files, in the order in which the manifest lists them.
+    pub fn files(&self) -> impl Iterator<Item = &Run> {
+        let companions = self.companions.iter().flat_map(|companions| [&companions.changes, &companions.top]);
+        std::iter::once(&self.run).chain(companions)
+    }
+
     /// Returns the level described by the name of a run; `None` if the name has another format.
     pub fn of(run: Run) -> Option<Level> {
         let mut parts = run.name.strip_suffix(".run")?.split('-');
         let mut number = || i64::from_str_radix(parts.next()?, 16).ok().map(Revision);
         let (from, to) = (number()?, number()?);
-        Some(Level { from, to, run })
+        let is_companion = [Companions::CHANGES, Companions::TOP].iter().any(|end| run.name.ends_with(end));
+        (!is_companion).then_some(Level { from, to, run, companions: None })
+    }
+
+    /// Returns the levels whose files a manifest lists in this order; the file whose name no file can have in its
+    /// place, if there is one.
+    pub fn all(runs: &[Run]) -> Result<Vec<Level>, &Run> {
+        let mut levels = Vec::new();
+        let mut runs = runs.iter();
+        while let Some(run) = runs.next() {
+            let mut level = Level::of(run.clone()).ok_or(run)?;
+            let changes = Companions::changes_name(&run.name);
+            if levels.is_empty()
+                && let [next, ..] = runs.as_slice()
+                && next.name == changes
+            {
+                runs.next();
+                let top = runs.next().ok_or(run)?;
+                if top.name != Companions::top_name(&run.name) {
+                    return Err(top);
+                }
+                level.companions = Some(Companions { changes: next.clone(), top: top.clone() });
+            }
+            levels.push(level);
+        }
+        Ok(levels)
     }
 }
 
@@ -215,14 +296,20 @@ struct Writing {
     metadata: Vec<u8>,
     /// Number of versions in the state.
     versions: u64,
+    /// The new base, if it is in blocks and complete.
+    base: Option<Arc<Base>>,
 }
 
 #[allow(clippy::large_enum_variant, reason = "there is one, and it is on the heap")]
 enum Stage {
     /// Blocks of the run are being written; the first `synced` bytes are synced.
     Blocks { file: log::checkpoint::RunWriter, blocks: RunWriter, synced: u64 },
+    /// Blocks of the files of a base are being written.
+    Base(Box<WritingBase>),
+    /// The files of the base are complete. They have to be opened next.
+    Written(Box<WrittenBase>),
     /// The run is complete. The manifest that names it has to be written next.
-    Whole(Run),
+    Whole(Level),
     /// The manifest names the run. Files that it does not name can be deleted now.
     Committed,
 }
@@ -316,6 +403,9 @@ impl Checkpointer {
                 Haste::AtOnce => return Duration::ZERO,
                 Haste::InPauses => return pause.clamp(shortest, longest),
             },
+            Some(Job::Checkpoint(_)) if self.member.cache.as_ref().is_some_and(|cache| cache.is_over()) => {
+                return pause.max(MEMORY_PAUSE);
+            }
             Some(Job::Checkpoint(_)) | None => {}
         }
         let log_bytes = self.member.values.figures().written_bytes();
@@ -430,6 +520,12 @@ impl Checkpointer {
         let plenty = |space: DiskSpace| space.free_bytes >= RESERVE_FREE_BYTES;
         self.has_hidden_limit |= self.lacked_space && self.store.space().is_some_and(plenty);
         if result.is_err() {
+            if self.unsettled.is_none() {
+                // Complete files of a base whose other files could not be written would occupy the space that the next
+                // attempt needs. The error is ignored: the next attempt removes them, too.
+                let _ =
+                    self.store.prune(&Checkpointer::manifest(&self.levels, Index(0), Term(0), Vec::new()));
+            }
             // The log may still be keeping space free for the failed checkpoint, which no longer needs it.
             // `keep_reserve` sets the amount again to what the next checkpoint needs.
             self.keep_reserve();
@@ -484,7 +580,7 @@ impl Checkpointer {
     /// call.
     fn keep_reserve(&mut self) {
         let Some(space) = self.store.space() else { return self.hold(0, Need::More) };
-        let bytes = self.file_bytes();
+        let bytes = self.next_file_bytes();
         let slack = self.slack(space);
         // On a full disk some entries, mainly deletes, are still accepted, and make the next checkpoint
         // larger. If the free space is not known, the space for this growth must be part of the reserve.
@@ -524,17 +620,34 @@ impl Checkpointer {
 
     /// Makes the log keep free the space that is about to be released: the rest of the reserve file that the
     /// finished run does not need, and the runs that the new one replaces. Otherwise the log could take that
-    /// space before [`Checkpointer::keep_reserve`] reserves it again.
-    fn hold_until_reserved(&self, file: &log::checkpoint::RunWriter, kept: usize) {
-        if self.was_short || file.is_in_reserve() {
-            let replaced: u64 = self.levels[kept..].iter().map(|level| level.run.file_bytes).sum();
-            self.hold(replaced + file.spare_bytes().max(1), Need::Passing);
+    /// space before [`Checkpointer::keep_reserve`] reserves it again. `spare_bytes` are those of the run that was
+    /// written into the reserve file.
+    fn hold_until_reserved(&self, is_in_reserve: bool, spare_bytes: u64, kept: usize) {
+        if self.was_short || is_in_reserve {
+            let replaced: u64 = self.levels[kept..].iter().map(Level::file_bytes).sum();
+            self.hold(replaced + spare_bytes.max(1), Need::Passing);
         }
     }
 
     /// Returns the total size of the checkpoint's files in bytes.
     fn file_bytes(&self) -> u64 {
-        self.levels.iter().map(|level| level.run.file_bytes).sum()
+        self.levels.iter().map(Level::file_bytes).sum()
+    }
+
+    /// Returns the size in bytes that the checkpoint's files may have if its next base is in blocks: the settled
+    /// versions are then in a second file, too. There they take more, because keys that follow each other share less.
+    fn next_file_bytes(&self) -> u64 {
+        let Some(base) = self.levels.first().filter(|_| self.writes_blocks()) else {
+            return self.file_bytes();
+        };
+        let changes = base.companions.as_ref().map_or(0, |companions| companions.changes.file_bytes);
+        self.file_bytes() - changes + changes.max(CHANGES_FACTOR * base.run.file_bytes)
+    }
+
+    /// Returns true if bases are written in blocks: with a memory budget, unless the disk was too full for the last
+    /// checkpoint. A base that has one file is smaller, and may be all that can free space.
+    fn writes_blocks(&self) -> bool {
+        self.member.cache.is_some() && !self.lacked_space && !(self.was_short && self.lacks_reserve)
     }
 
     /// Returns the number of bytes by which a run may exceed its estimated size. It is small on a small file
@@ -545,7 +658,7 @@ impl Checkpointer {
     }
 
     fn manifest(levels: &[Level], applied_index: Index, term: Term, metadata: Vec<u8>) -> Manifest {
-        let runs = levels.iter().map(|level| level.run.clone()).collect();
+        let runs = levels.iter().flat_map(Level::files).cloned().collect();
         Manifest { applied_index, term, metadata, runs }
     }
 
@@ -557,6 +670,9 @@ impl Checkpointer {
         metadata: Vec<u8>,
     ) -> Result<Writing, CheckpointError> {
         self.settle()?;
+        // Without a budget, a base in blocks is replaced by one that releases without such bases can read, too.
+        let is_in_blocks = self.levels.first().is_some_and(|base| base.companions.is_some());
+        let whole = whole || is_in_blocks && self.member.cache.is_none();
         let from_min = if whole { Revision::MAX } else { head.delta_from_min };
         let versions = state.moment().versions();
         let sizes = (versions, self.base_version_bytes);
@@ -580,8 +696,10 @@ impl Checkpointer {
         // Deletes files that no manifest names. A checkpoint that failed or was interrupted by a crash may
         // have left some, perhaps one with the name of the new run, which must not exist.
         self.store.prune(&Checkpointer::manifest(&self.levels, applied_index, term, Vec::new()))?;
+        let in_blocks = self.writes_blocks() && from == Revision(0) && BaseWriter::can_settle(&head);
         let bytes = if from == Revision(0) {
-            self.file_bytes().max(versions * 2 * VERSION_BYTES)
+            let each = if in_blocks { (1 + CHANGES_FACTOR) * 2 * VERSION_BYTES } else { 2 * VERSION_BYTES };
+            self.next_file_bytes().max(versions.saturating_mul(each))
         } else {
             // The bytes per revision are estimated from the last run, because a revision may have many
             // versions, and keys may be long.
@@ -594,11 +712,15 @@ impl Checkpointer {
         // not known.
         let bytes = if self.lacked_space || self.is_limit_hidden() { u64::MAX / 2 } else { bytes };
         let bytes = bytes + self.store.space().map_or(0, |space| self.slack(space));
-        let identity = self.member.identity.to_bytes();
+        let identity = self.member.identity.to_bytes().to_vec();
         let file = self.store.begin_within(&name, applied_index, term, &identity, bytes)?;
-        let blocks = RunWriter::new(state, head, from);
-        let stage = Stage::Blocks { file, blocks, synced: 0 };
-        Ok(Writing { stage, kept, from, to, applied_index, term, metadata, versions })
+        let stage = if in_blocks {
+            let blocks = BaseWriter::new(state, head);
+            Stage::Base(Box::new(WritingBase::new(blocks, file, name, (applied_index, term), identity)))
+        } else {
+            Stage::Blocks { file, blocks: RunWriter::new(state, head, from), synced: 0 }
+        };
+        Ok(Writing { stage, kept, from, to, applied_index, term, metadata, versions, base: None })
     }
 
     /// Commits a manifest. If that fails half-way, a restart may or may not find the manifest. So the files
@@ -637,14 +759,16 @@ impl Checkpointer {
     fn write(&mut self, writing: &mut Writing) -> Result<Option<Checkpointed>, CheckpointError> {
         // The metric records the duration of each sync, because alerts on it are meant to detect a slow disk.
         // The duration of a whole checkpoint would include pauses.
-        let syncs = &self.member.metrics.disk.backend_commit_duration;
+        let metrics = Arc::clone(&self.member.metrics);
+        let syncs = &metrics.disk.backend_commit_duration;
         match std::mem::replace(&mut writing.stage, Stage::Committed) {
             Stage::Blocks { mut file, mut blocks, mut synced } => {
                 let Some(block) = blocks.next_block()? else {
                     let finishing = Instant::now();
-                    self.hold_until_reserved(&file, writing.kept);
-                    writing.stage = Stage::Whole(file.finish()?);
+                    self.hold_until_reserved(file.is_in_reserve(), file.spare_bytes(), writing.kept);
+                    let run = file.finish()?;
                     syncs.observe_seconds(finishing.elapsed());
+                    writing.stage = Stage::Whole(writing.level(run));
                     return Ok(None);
                 };
                 file.write_block(&block)?;
@@ -657,12 +781,31 @@ impl Checkpointer {
                 writing.stage = Stage::Blocks { file, blocks, synced };
                 Ok(None)
             }
-            Stage::Whole(run) => {
+            Stage::Base(base) => {
+                let before_end = |is_in_reserve, spare_bytes| {
+                    self.hold_until_reserved(is_in_reserve, spare_bytes, writing.kept);
+                };
+                writing.stage = match base.step(&self.store, &metrics, before_end)? {
+                    Ok(base) => Stage::Base(base),
+                    Err(written) => Stage::Written(Box::new(written)),
+                };
+                Ok(None)
+            }
+            Stage::Written(written) => {
+                let cache =
+                    self.member.cache.as_ref().expect("bases in blocks are those of members with a budget");
+                let level = writing.level(written.run.clone());
+                let (level, base) = written.open(&self.store, level, cache)?;
+                writing.base = Some(base);
+                writing.stage = Stage::Whole(level);
+                Ok(None)
+            }
+            Stage::Whole(level) => {
                 if writing.from == Revision(0) {
-                    self.base_version_bytes = Some(run.file_bytes / writing.versions.max(1));
+                    self.base_version_bytes = Some(level.run.file_bytes / writing.versions.max(1));
                 }
                 let mut levels = self.levels[..writing.kept].to_vec();
-                levels.push(Level { from: writing.from, to: writing.to, run });
+                levels.push(level);
                 let metadata = std::mem::take(&mut writing.metadata);
                 let manifest = Checkpointer::manifest(&levels, writing.applied_index, writing.term, metadata);
                 let committed = self.commit(manifest, levels, false);
@@ -678,9 +821,17 @@ impl Checkpointer {
                 let bytes = self.file_bytes();
                 self.keep_reserve();
                 let (whole, paused) = (writing.from == Revision(0), self.paused);
-                Ok(Some(Checkpointed { applied_index, whole, bytes, paused }))
+                let base = writing.base.take();
+                Ok(Some(Checkpointed { applied_index, whole, bytes, paused, base }))
             }
         }
+    }
+}
+
+impl Writing {
+    /// Returns the level of the finished run.
+    fn level(&self, run: Run) -> Level {
+        Level { from: self.from, to: self.to, run, companions: None }
     }
 }
 

@@ -178,6 +178,9 @@ impl Computing {
         let walk = walk
             .get_or_insert_with(|| HashWalk::of_compaction(&snapshot, job.compact_revision, job.revision));
         let done = walk.step(&snapshot, VERSIONS_PER_SLICE, |version| hash.feed_checksum(version));
+        if job.state.intact().is_err() {
+            return true;
+        }
         if done {
             // The error is ignored: it means that the hash is no longer among those that are kept, and that
             // no call is waiting for it.

@@ -485,6 +485,7 @@ impl Measuring {
         let mut versions = slice.snapshot().written_after(self.behind);
         for _ in 0..budget {
             let Some(looked) = versions.look() else {
+                of.state.intact()?;
                 let layout = self.layout.take().unwrap_or_else(|| BackendLayout::new(of.release));
                 return Ok(Some(layout.finish()?));
             };
@@ -549,6 +550,7 @@ impl<W: Write> Writing<W> {
             }
             bytes += version.key().len() + version.value_len() as usize;
         }
+        of.state.intact()?;
         Ok(portion)
     }
 
@@ -582,6 +584,7 @@ impl<W: Write> Writing<W> {
             values = rest;
             self.writer.change(&Change { head: head_of(version), value })?;
         }
+        of.state.intact()?;
         self.behind = portion.through;
         Ok(portion.done)
     }

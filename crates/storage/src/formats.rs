@@ -22,16 +22,16 @@ pub struct Format {
 }
 
 impl Formats {
-    /// Returns the formats of this release. `compressed_values` says if values may be compressed: files of such a
-    /// member have a later format.
-    pub fn of_this_release(compressed_values: bool) -> Formats {
+    /// Returns the formats of this release. `compressed_values` says if values may be compressed, and `in_blocks` if the
+    /// member has a memory budget: files of such members have later formats.
+    pub fn of_this_release(compressed_values: bool, in_blocks: bool) -> Formats {
         let segments = log::SEGMENT_VERSIONS_READ;
         let (first, last) = (u64::from(*segments.start()), u64::from(*segments.end()));
         Formats {
             log: Format { reads: first..=last, writes: last },
             checkpoint: Format {
                 reads: machine::image::FORMATS_READ,
-                writes: machine::image::format_written(compressed_values),
+                writes: machine::image::format_written(compressed_values, in_blocks),
             },
         }
     }

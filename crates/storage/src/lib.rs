@@ -34,6 +34,7 @@
 
 #![forbid(unsafe_code)]
 
+mod base;
 pub mod beginning;
 pub mod block_on;
 pub mod buffers;

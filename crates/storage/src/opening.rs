@@ -17,9 +17,10 @@ use disk::{Disk, Lock};
 use log::checkpoint::{CheckpointStore, Manifest};
 use log::{EntryPlace, Log, LogEvent, Recovered};
 use machine::Machine;
+use mvcc::Cache;
 use numbers::Index;
 
-pub(crate) use self::checkpoint::restore;
+pub(crate) use self::checkpoint::{InBlocks, restore};
 pub(crate) use self::replay::{ReplayedLog, replay_log};
 use self::start::Start;
 use crate::beginning::Beginning;
@@ -107,6 +108,8 @@ pub struct Opened {
     pub checkpoints: CheckpointStore,
     /// Runs of the checkpoint.
     pub levels: Vec<Level>,
+    /// Memory for blocks of the checkpoint's base, if the member has a memory budget.
+    pub cache: Option<Arc<Cache>>,
     /// Terms of the entries that are not in memory; see [`crate::terms`].
     pub terms: Terms,
     /// Id and peer URLs of each member that the cluster already has. Empty if this member knows the members
@@ -241,6 +244,7 @@ struct Replay {
     applied: Index,
     manifest: Option<Manifest>,
     replayed: ReplayedLog,
+    cache: Option<Arc<Cache>>,
 }
 
 /// Opens a data directory.
@@ -310,7 +314,7 @@ fn open_found(opening: &Opening<'_>, mut found: Found<'_>, lock: Lock) -> Result
     if found.beginning.is_some() {
         found.log_dir.settle()?;
     }
-    let Replay { machine, levels, applied, manifest, replayed } = replay(opening, &mut found)?;
+    let Replay { machine, levels, applied, manifest, replayed, cache } = replay(opening, &mut found)?;
     let Found { checkpoints, clean_shutdown, identity, beginning, mut log_dir, .. } = found;
     log_dir.settle()?;
     // For a new log, the shutdown record is written only after the first entries are durable (below). A crash
@@ -351,6 +355,7 @@ fn open_found(opening: &Opening<'_>, mut found: Found<'_>, lock: Lock) -> Result
         locations,
         checkpoints,
         levels,
+        cache,
         terms,
         remotes,
         note: Note::open(disk, member_dir),
@@ -449,7 +454,17 @@ fn replay(opening: &Opening<'_>, found: &mut Found<'_>) -> Result<Replay, DataDi
         let events = Arc::clone(events);
         replay_log(log_options, disk, first, Box::new(move |event| events.tell(event)))
     };
-    let restore = || restore(rules, checkpoints, manifest.as_ref(), member_dir, identity, threads);
+    let cache = options.memory_budget.map(Cache::new);
+    let restore = || {
+        let warn = |error: &DataDirError| {
+            logger.warn(
+                "a file is damaged that only --memory-budget needs; the whole index is read into memory, until the next complete checkpoint",
+                &[("found", Value::Str(&error.to_string()))],
+            );
+        };
+        let in_blocks = cache.as_ref().map(|cache| InBlocks { cache, warn: &warn });
+        restore(rules, checkpoints, manifest.as_ref(), member_dir, identity, threads, in_blocks)
+    };
     let (state, replayed) = if threads {
         // Restoring the checkpoint and replaying the log are independent and take about the same time, so
         // they run in parallel.
@@ -496,7 +511,7 @@ fn replay(opening: &Opening<'_>, found: &mut Found<'_>) -> Result<Replay, DataDi
         let (member_dir, held) = (member_dir.to_path_buf(), machine.applied_index);
         return Err(Inconsistency::CheckpointIndex { member_dir, stated: applied, held }.into());
     }
-    Ok(Replay { machine, levels, applied, manifest, replayed })
+    Ok(Replay { machine, levels, applied, manifest, replayed, cache })
 }
 #[cfg(test)]
 mod first_start;

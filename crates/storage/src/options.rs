@@ -26,6 +26,9 @@ pub struct Options {
     pub peer_urls: Vec<Url>,
     /// Rules by which the state machine applies entries.
     pub rules: Rules,
+    /// Number of bytes that the parts of the index may take that can also be read from the checkpoint; `None` if the
+    /// whole index is in memory.
+    pub memory_budget: Option<u64>,
     /// Time between two heartbeats, which is also the length of raft's tick; not 0.
     pub heartbeat_interval: Duration,
     /// Time after which a follower that hears from no leader begins an election.

@@ -14,10 +14,14 @@
 //! admission again when the call is polled. A call that is polled slowly finishes nevertheless: when its
 //! portion was read for the second time, it stays until it is taken, within a third limit.
 //!
+//! Blocks of the index (`--memory-budget`) are loaded by the same threads, before the values of clients
+//! ([`Readers::load`]).
+//!
 //! The core has a separate lane (a queue of portions): its values are read first and without admission,
 //! because all clients wait for the core. Neither lane may use all threads, so one thread is always left for
 //! the other lane, however slow the disk is.
 
+mod loading;
 mod reading;
 
 use std::collections::{BTreeMap, BTreeSet, VecDeque};
@@ -25,6 +29,8 @@ use std::sync::{Arc, Condvar, Mutex, MutexGuard, OnceLock, PoisonError};
 use std::task::Waker;
 use std::thread;
 
+use self::loading::BlockJob;
+pub use self::loading::Loading;
 pub use self::reading::Reading;
 use accounting::{Budget, Charge};
 use bytes::{Bytes, BytesMut};
@@ -90,6 +96,9 @@ struct State {
     waiting: BTreeSet<u64>,
     core: Lane,
     clients: Lane,
+    /// Blocks of the index that wait to be loaded. They use threads of the lane of clients, and go before its
+    /// values: without them, no call knows which values it needs. Each call queues a few.
+    blocks: VecDeque<BlockJob>,
     /// Bytes of clients' portions that are being read.
     admitted_bytes: usize,
     /// Bytes of clients' portions that were read and stay until they are taken.
@@ -178,6 +187,15 @@ impl Inner {
     /// may not use another thread.
     fn step(self: &Arc<Inner>) -> bool {
         let mut state = self.state();
+        if let Some(job) = state.next_block() {
+            if state.has_turns() {
+                self.rouse(&mut state, 1);
+            }
+            drop(state);
+            job.run();
+            self.state().clients.threads -= 1;
+            return true;
+        }
         let Some((id, runs, at)) = state.next_run() else { return false };
         if state.has_turns() {
             // Wakes another thread for the remaining runs. Possibly no thread was woken when they were
@@ -309,9 +327,21 @@ impl State {
         None
     }
 
+    /// Returns the next block to load, unless values of the core go first.
+    fn next_block(&mut self) -> Option<BlockJob> {
+        let threads_max = self.lane_threads_max();
+        if self.core.may_go_on(threads_max) || self.clients.threads >= threads_max {
+            return None;
+        }
+        let job = self.blocks.pop_front()?;
+        self.clients.threads += 1;
+        Some(job)
+    }
+
     fn has_turns(&self) -> bool {
         let threads_max = self.lane_threads_max();
-        self.core.may_go_on(threads_max) || self.clients.may_go_on(threads_max)
+        let has_block = !self.blocks.is_empty() && self.clients.threads < threads_max;
+        has_block || self.core.may_go_on(threads_max) || self.clients.may_go_on(threads_max)
     }
 
     /// Returns the maximum number of threads that one lane may use: all threads but one, and at least one.

@@ -115,8 +115,8 @@ impl Stopped {
         let identity = Identity::of(owner);
         let record = log::ShutdownRecord::read(&**disk, &member_dir.join(log::ShutdownRecord::FILE_NAME))?;
         // As a start does, use the log alone if the checkpoint is damaged and the log has every entry.
-        let mut machine = match restore(rules, &checkpoints, manifest.as_ref(), member_dir, &identity, false)
-        {
+        let restored = restore(rules, &checkpoints, manifest.as_ref(), member_dir, &identity, false, None);
+        let mut machine = match restored {
             Ok((machine, _)) => machine,
             Err(error) if error.is_damage() => {
                 (manifest, unusable) = (None, Some(error));

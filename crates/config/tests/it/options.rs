@@ -421,6 +421,7 @@ fn the_table_has_every_flag_of_etcd_with_its_group_and_default() {
                     | "zone-networks"
                     | "zone-member-list"
                     | "value-compression"
+                    | "memory-budget"
                     | "share-tls-tickets"
                     | "import-etcd-data"
                     | "listen-console-urls"

@@ -38,7 +38,7 @@ fn not_mainstay(survey: &Survey) -> Option<Finding> {
 
 /// Finds members with files that this release cannot read: it is older than theirs.
 fn newer(survey: &Survey) -> Option<Finding> {
-    let own = Formats::of_this_release(true);
+    let own = Formats::of_this_release(true, true);
     let mut facts = Facts::default();
     for member in &survey.evidence.members {
         let Some(theirs) = formats_of(member) else { continue };
@@ -90,15 +90,21 @@ fn cluster_version(survey: &Survey, to: &OwnRelease) -> Option<Finding> {
 /// Finds members whose present release could not read what this release writes on their directories.
 fn way_back(survey: &Survey) -> Option<Finding> {
     let mut facts = Facts::default();
-    // Whether the new release writes the later format depends on a flag, --value-compression; a member that compresses
-    // already needs it.
-    let compresses = survey
-        .evidence
-        .members
-        .iter()
-        .filter_map(formats_of)
-        .any(|formats| formats.checkpoint.writes == Formats::of_this_release(true).checkpoint.writes);
-    let own = Formats::of_this_release(compresses);
+    // Whether the new release writes the later formats depends on flags, --value-compression and --memory-budget; a member
+    // that writes them already needs them.
+    let is_written = |compressed_values, in_blocks| {
+        let format = Formats::of_this_release(compressed_values, in_blocks).checkpoint.writes;
+        survey
+            .evidence
+            .members
+            .iter()
+            .filter_map(formats_of)
+            .any(|formats| formats.checkpoint.writes == format)
+    };
+    let own = Formats::of_this_release(
+        is_written(true, false) || is_written(true, true),
+        is_written(false, true) || is_written(true, true),
+    );
     for member in &survey.evidence.members {
         let Some(theirs) = formats_of(member) else { continue };
         for (what, theirs, own) in
@@ -120,7 +126,7 @@ fn way_back(survey: &Survey) -> Option<Finding> {
         "Once the new release has written its first files there, the old one refuses to start on the directory, and changes \
          nothing in it. The cluster itself can go back: a member of the old release joins with an empty directory, and gets \
          values as they were written.",
-        &["save a snapshot before the step", "leave out --value-compression=zstd until all members run the new release and stay with it"],
+        &["save a snapshot before the step", "leave out --value-compression=zstd and --memory-budget until all members run the new release and stay with it"],
     )
 }
 
@@ -167,7 +173,7 @@ mod tests {
         let mut survey = all_mainstay();
         assert_eq!(names(&survey), []);
         for at in 0..3 {
-            tells(&mut survey, at, Some(Formats::of_this_release(true)));
+            tells(&mut survey, at, Some(Formats::of_this_release(true, false)));
         }
         assert_eq!(names(&survey), [], "all compress, and all read that");
     }
@@ -176,8 +182,10 @@ mod tests {
     fn members_of_etcd_and_of_later_releases() {
         assert_eq!(names(&mixed())[0], ("not-mainstay", Severity::Error));
         let mut survey = all_mainstay();
-        let later =
-            Formats { checkpoint: Format { reads: 1..=99, writes: 99 }, ..Formats::of_this_release(false) };
+        let later = Formats {
+            checkpoint: Format { reads: 1..=99, writes: 99 },
+            ..Formats::of_this_release(false, false)
+        };
         tells(&mut survey, 1, Some(later));
         assert_eq!(names(&survey), [("formats", Severity::Error)]);
         set_cluster_version(&mut survey, "3.8.0");
@@ -187,9 +195,9 @@ mod tests {
     #[test]
     fn compressed_values_close_the_way_back_to_a_release_that_does_not_know_them() {
         let mut survey = all_mainstay();
-        tells(&mut survey, 0, Some(Formats::of_this_release(true)));
+        tells(&mut survey, 0, Some(Formats::of_this_release(true, false)));
         tells(&mut survey, 1, None);
-        tells(&mut survey, 2, Some(Formats::of_this_release(false)));
+        tells(&mut survey, 2, Some(Formats::of_this_release(false, false)));
         let found = judge(&survey, &own(), &[]);
         assert_eq!(found.len(), 1);
         assert_eq!(

@@ -50,11 +50,13 @@
 //! So a block that was copied from another run or another position is not accepted.
 
 mod manifest;
+mod run_blocks;
 mod run_reader;
 mod run_writer;
 mod store;
 
 pub use manifest::{Manifest, Run};
+pub use run_blocks::RunBlocks;
 pub use run_reader::RunReader;
 pub use run_writer::RunWriter;
 pub use store::{CheckpointStore, CommitError};
@@ -68,7 +70,7 @@ const RUN_MAGIC: [u8; 8] = *b"MNSTRUN\n";
 const MANIFEST_MAGIC: [u8; 8] = *b"MNSTMAN\n";
 const VERSION: u32 = 1;
 const RUN_HEAD_BYTES: usize = 32;
-const BLOCK_HEAD_BYTES: usize = 8;
+const BLOCK_HEAD_BYTES: usize = numbers::BlockPlace::HEAD_BYTES as usize;
 const FOOTER_BYTES: usize = 28;
 
 fn block_crc(seed: u32, number: u64, payload: &[u8]) -> u32 {

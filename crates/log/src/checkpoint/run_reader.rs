@@ -38,8 +38,22 @@ pub struct RunReader {
     pub metadata: Vec<u8>,
 }
 
-impl RunReader {
-    pub(super) fn open(disk: &dyn Disk, dir: &Path, run: &Run) -> Result<RunReader, OpenError> {
+/// The verified header of a run.
+pub(super) struct RunHead {
+    pub path: PathBuf,
+    pub file: Arc<dyn File>,
+    /// Offset of the first block.
+    pub len: u64,
+    /// Checksum of the header, from which the checksums of the blocks start.
+    pub seed: u32,
+    pub applied_index: Index,
+    pub term: Term,
+    pub metadata: Vec<u8>,
+}
+
+impl RunHead {
+    /// Opens the file of a run. Checks its length and its header.
+    pub fn open(disk: &dyn Disk, dir: &Path, run: &Run) -> Result<RunHead, OpenError> {
         let path = dir.join(&run.name);
         let io = |error| OpenError::io("read", &path, error);
         if !disk.exists(&path).map_err(io)? {
@@ -71,9 +85,24 @@ impl RunReader {
             let found = "the checkpoint has a format version that this release does not know";
             return Err(OpenError::damaged(&path, 8, found));
         }
+        Ok(RunHead {
+            file,
+            len: head.len() as u64,
+            seed,
+            applied_index: Index(u64_at(body, 16)),
+            term: Term(u64_at(body, 24)),
+            metadata: body[RUN_HEAD_BYTES..].to_vec(),
+            path,
+        })
+    }
+}
+
+impl RunReader {
+    pub(super) fn open(disk: &dyn Disk, dir: &Path, run: &Run) -> Result<RunReader, OpenError> {
+        let RunHead { path, file, len, seed, applied_index, term, metadata } = RunHead::open(disk, dir, run)?;
         Ok(RunReader {
             file,
-            offset: head.len() as u64,
+            offset: len,
             seed,
             blocks: 0,
             payload_bytes: 0,
@@ -81,9 +110,9 @@ impl RunReader {
             expected: run.clone(),
             done: false,
             chunk: BytesMut::new(),
-            applied_index: Index(u64_at(body, 16)),
-            term: Term(u64_at(body, 24)),
-            metadata: body[RUN_HEAD_BYTES..].to_vec(),
+            applied_index,
+            term,
+            metadata,
             path,
         })
     }

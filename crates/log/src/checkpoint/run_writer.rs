@@ -4,7 +4,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 
 use disk::{Disk, File};
-use numbers::{Index, Term};
+use numbers::{BlockPlace, Index, Term};
 
 use super::{
     BLOCK_BYTES_MAX, BLOCK_HEAD_BYTES, FOOTER_BYTES, METADATA_BYTES_MAX, RUN_HEAD_BYTES, RUN_MAGIC, Run,
@@ -80,22 +80,25 @@ impl RunWriter {
         Ok(writer)
     }
 
-    /// Writes one block of 1 byte to 256 MiB. Blocks should have about 128 KiB.
-    pub fn write_block(&mut self, payload: &[u8]) -> Result<(), OpenError> {
+    /// Writes one block of 1 byte to 256 MiB. Blocks should have about 128 KiB. Returns the place where
+    /// [`RunBlocks`](super::RunBlocks) finds the block once the run is finished.
+    pub fn write_block(&mut self, payload: &[u8]) -> Result<BlockPlace, OpenError> {
         assert!(
             !payload.is_empty() && payload.len() <= BLOCK_BYTES_MAX,
             "a block's length is within its limits"
         );
-        let crc = block_crc(self.seed, self.blocks, payload).to_le_bytes();
+        let crc = block_crc(self.seed, self.blocks, payload);
+        let place = BlockPlace { number: self.blocks, offset: self.offset, len: payload.len() as u32, crc };
         self.buffer.clear();
-        self.buffer.extend_from_slice(&(payload.len() as u32).to_le_bytes());
-        self.buffer.extend_from_slice(&crc);
+        self.buffer.extend_from_slice(&place.len.to_le_bytes());
+        self.buffer.extend_from_slice(&crc.to_le_bytes());
         assert_eq!(self.buffer.len(), BLOCK_HEAD_BYTES);
         self.buffer.extend_from_slice(payload);
         self.blocks += 1;
         self.payload_bytes += payload.len() as u64;
-        self.total_crc = crc32c::crc32c_append(self.total_crc, &crc);
-        self.write_buffer()
+        self.total_crc = crc32c::crc32c_append(self.total_crc, &crc.to_le_bytes());
+        self.write_buffer()?;
+        Ok(place)
     }
 
     /// Makes the bytes written so far durable. The caller should call this from time to time, so that each

@@ -9,7 +9,7 @@ use disk::{Disk, DiskSpace};
 use numbers::{Index, Term};
 
 use super::manifest::is_run_name;
-use super::{Manifest, Run, RunReader, RunWriter};
+use super::{Manifest, Run, RunBlocks, RunReader, RunWriter};
 use crate::OpenError;
 use crate::segment::{is_refused_for_size, reserve};
 
@@ -19,6 +19,8 @@ const MANIFEST_TMP: &str = "MANIFEST.tmp";
 /// The reserve is needed because only a new checkpoint allows the log to release segments, which frees space.
 const RESERVE: &str = "reserve";
 const MANIFEST_RESERVE: &str = "reserve-manifest";
+/// Beginning of the names that a file server (NFS) gives to files that were removed while they are open.
+const REMOVED_WHILE_OPEN: &str = ".nfs";
 /// Smallest number of bytes by which a reserve file is enlarged: one block of most file systems.
 const RESERVE_BYTES_MIN: u64 = 4096;
 /// Maximum length of a manifest in bytes; a longer file is refused as damaged.
@@ -243,7 +245,13 @@ impl CheckpointStore {
         RunReader::open(&*self.disk, &self.dir, run)
     }
 
-    /// Removes every file that does not belong to the current checkpoint, except the reserve files.
+    /// Opens a run of the checkpoint for reading single blocks.
+    pub fn read_blocks(&self, run: &Run) -> Result<RunBlocks, OpenError> {
+        RunBlocks::open(&*self.disk, &self.dir, run)
+    }
+
+    /// Removes every file that does not belong to the current checkpoint, except the reserve files, and files that a
+    /// file server removes once nobody has them open.
     /// `manifest` must be the current one, and no run may be in progress. If a crash has left an unfinished
     /// run that was written into the reserve file, that file becomes the reserve again. Returns the number of
     /// files that were removed or renamed.
@@ -251,7 +259,9 @@ impl CheckpointStore {
         let mut removed = 0;
         let names = self.disk.list(&self.dir).map_err(|error| OpenError::io("list", &self.dir, error))?;
         for name in names {
-            if [MANIFEST, RESERVE, MANIFEST_RESERVE].contains(&name.as_str()) {
+            if [MANIFEST, RESERVE, MANIFEST_RESERVE].contains(&name.as_str())
+                || name.starts_with(REMOVED_WHILE_OPEN)
+            {
                 continue;
             }
             if manifest.runs.iter().any(|run| run.name == name) {

@@ -6,7 +6,8 @@ use crate::alarm::Alarms;
 use crate::auth::Auth;
 use crate::codec::{Input, Malformed, put_i64, put_u64};
 use crate::image::{
-    FORMAT_COMPRESSED, FORMAT_HASHED, FORMATS_READ, HEAD, LEASES_APART, LEASES_IN_HEAD_MAX, format_written,
+    FORMAT_COMPRESSED, FORMAT_HASHED, FORMATS_READ, HEAD, IN_BLOCKS, LEASES_APART, LEASES_IN_HEAD_MAX,
+    format_written,
 };
 use crate::lease::Leases;
 use crate::machine::Machine;
@@ -82,17 +83,22 @@ impl Head {
     /// Returns a head block that contains the leases, of a stream from revision `from` (0 for everything) with
     /// at most `versions` versions.
     pub(crate) fn encode(&self, from: Revision, versions: u64) -> Vec<u8> {
-        self.encode_with(from, versions, false)
+        self.encode_with(from, versions, false, false)
     }
 
     /// Returns the head block of a run. It does not contain the leases if [`Head::has_leases_apart`].
     pub(crate) fn encode_of_run(&self, from: Revision, versions: u64) -> Vec<u8> {
-        self.encode_with(from, versions, self.has_leases_apart())
+        self.encode_with(from, versions, self.has_leases_apart(), false)
     }
 
-    fn encode_with(&self, from: Revision, versions: u64, leases_apart: bool) -> Vec<u8> {
+    /// Returns the head block of a base run in blocks, with the leases as in [`Head::encode_of_run`].
+    pub(crate) fn encode_of_base_in_blocks(&self) -> Vec<u8> {
+        self.encode_with(Revision(0), self.versions, self.has_leases_apart(), true)
+    }
+
+    fn encode_with(&self, from: Revision, versions: u64, leases_apart: bool, in_blocks: bool) -> Vec<u8> {
         let mut out = vec![HEAD];
-        let format = format_written(self.compressed_values);
+        let format = format_written(self.compressed_values, in_blocks);
         put_u64(&mut out, format + if leases_apart { LEASES_APART } else { 0 });
         put_u64(&mut out, from.0 as u64);
         put_u64(&mut out, self.revision.0 as u64);
@@ -115,6 +121,8 @@ impl Head {
 /// A decoded head block.
 #[derive(Debug)]
 pub(crate) struct SavedHead {
+    /// True if this is the head of a base run in blocks.
+    pub is_in_blocks: bool,
     pub from: Revision,
     pub revision: Revision,
     pub compact_revision: Revision,
@@ -133,6 +141,7 @@ impl SavedHead {
     /// Decodes a head that contains the leases.
     pub fn decode(block: &[u8]) -> Result<SavedHead, Malformed> {
         match SavedHead::decode_of_run(block, true)? {
+            (head, 0) if head.is_in_blocks => Err(Malformed("a head of a base run in another place")),
             (head, 0) => Ok(head),
             _ => Err(Malformed("a head without its leases")),
         }
@@ -151,7 +160,10 @@ impl SavedHead {
         }
         let mut leases_apart = 0;
         let number = |n: u64| i64::try_from(n).map_err(|_| Malformed("a revision out of range"));
+        let is_in_blocks = format > FORMAT_COMPRESSED + LEASES_APART;
+        let without_blocks = if is_in_blocks { format - IN_BLOCKS } else { format };
         let mut head = SavedHead {
+            is_in_blocks,
             from: Revision(number(input.u64()?)?),
             revision: Revision(number(input.u64()?)?),
             compact_revision: Revision(input.i64()?),
@@ -165,7 +177,7 @@ impl SavedHead {
             auth: Auth::default(),
         };
         match keeps_leases {
-            _ if format > FORMAT_COMPRESSED => leases_apart = input.u64()?,
+            _ if without_blocks > FORMAT_COMPRESSED => leases_apart = input.u64()?,
             true => head.leases = Leases::decode(&mut input)?,
             false => Leases::skip(&mut input)?,
         }
@@ -186,6 +198,7 @@ impl SavedHead {
         let bounds = Revision::FIRST..=Revision(i64::MAX / 2);
         if !bounds.contains(&head.revision)
             || head.from > head.revision
+            || head.is_in_blocks && head.from > Revision(0)
             || head.compact_revision < Revision::NEVER_COMPACTED
             || head.compact_revision > head.revision
             || head.applied_index.0 > u64::MAX / 2

@@ -1,13 +1,17 @@
 //! Restores a machine from the runs of a checkpoint when a member starts.
 
+use std::collections::BTreeMap;
 use std::ops::Range;
+use std::sync::Arc;
 
-use mvcc::{LoadError, LoadedVersion, Loader};
-use numbers::{LeaseId, Revision};
+use mvcc::{Base, LoadError, LoadedVersion, Loader, Value};
+use numbers::{BlockPlace, LeaseId, Revision};
 use planted::Bug;
 
 use crate::codec::{Input, Malformed};
-use crate::image::{END, Entry, EntryReader, KEYS, LEASES, SavedHead};
+use crate::image::blocks::decode_keys;
+use crate::image::top::Totals;
+use crate::image::{BaseTop, END, Entry, EntryReader, KEYS, LEASES, SETTLED, SavedHead};
 use crate::lease::Leases;
 use crate::machine::{Machine, Rules, SegmentUse, loaded_bytes};
 use crate::state_hash::StateHash;
@@ -60,9 +64,25 @@ where
     B: AsRef<[u8]>,
 {
     let (mut reading, Building { mut intake }) = begin(runs)?;
-    reading.each(&mut |key, entry| intake.push(&entry.loaded(key)).map(|()| true))?;
+    reading.each(&mut intake)?;
     intake.finish(rules)
 }
+
+/// The two halves of a restore.
+pub type Halves<I, B, E> = (Reading<I, B, E>, Building);
+
+/// The base run of a restore with a memory budget: only those of its blocks are read that cannot stay where they are.
+pub struct BaseRun<B, E> {
+    /// Blocks of the base.
+    pub top: Arc<BaseTop>,
+    /// The base from which the restored index reads blocks later.
+    pub base: Arc<Base>,
+    /// Reads the key block at a place.
+    pub read: KeyBlockReader<B, E>,
+}
+
+/// Closure that reads the key block at a place.
+pub type KeyBlockReader<B, E> = Box<dyn FnMut(BlockPlace) -> Result<B, E> + Send>;
 
 /// Begins a restore in two halves for two threads: one half reads and decodes blocks, the other builds the
 /// machine. The caller passes all versions from [`Reading::read`] to [`Building::take`], in the same order,
@@ -73,41 +93,98 @@ where
 ///
 /// Returns an error if the head of a run cannot be read or is invalid. The two halves return the other errors
 /// of [`restore`].
-pub fn begin<I, B, E>(runs: Vec<I>) -> Result<(Reading<I, B>, Building), RestoreError<E>>
+pub fn begin<I, B, E>(runs: Vec<I>) -> Result<Halves<I, B, E>, RestoreError<E>>
 where
     I: Iterator<Item = Result<B, E>>,
     B: AsRef<[u8]>,
 {
-    let mut opened: Vec<RunReader<I, B>> = Vec::with_capacity(runs.len());
-    let mut newest: Option<SavedHead> = None;
-    let mut versions = 0u64;
-    let last = runs.len().saturating_sub(1);
-    for (at, mut blocks) in runs.into_iter().enumerate() {
-        let block = blocks.next().ok_or(Malformed("a run without a head"))?.map_err(RestoreError::Read)?;
-        // Each run has all leases of its time, of which those of the newest one count.
-        let is_newest = at == last;
-        let (mut head, leases) = SavedHead::decode_of_run(block.as_ref(), is_newest)?;
-        drop(block);
-        take_leases(&mut blocks, leases, is_newest.then_some(&mut head.leases))?;
-        let follows = match &newest {
-            None => head.from == Revision(0),
-            Some(before) => {
-                head.from == before.revision
-                    && head.compact_revision >= before.compact_revision
-                    && head.applied_index >= before.applied_index
-                    && head.applied_term >= before.applied_term
-            }
-        };
-        if !follows {
-            return Err(Malformed("runs that do not follow on each other").into());
-        }
-        versions = versions.saturating_add(head.versions);
-        opened.push(RunReader::new(blocks, head.from, head.revision));
-        newest = Some(head);
-    }
-    let head = newest.ok_or(Malformed("a checkpoint without runs"))?;
-    let reading = Reading { runs: opened, compacted: head.compact_revision };
+    let Heads { mut opened, head, versions } = Heads::read(runs)?;
+    let reading = Reading { compacted: head.compact_revision, base: None, runs: std::mem::take(&mut opened) };
     Ok((reading, Building { intake: Intake::new(head, versions) }))
+}
+
+/// Begins a restore like [`begin`], but the settled versions of the base run stay in its blocks, except those in whose
+/// range of keys a delta run has versions. Of the base run in `runs`, only the head and the leases are read.
+///
+/// # Errors
+///
+/// Returns the same errors as [`begin`], and an error if the top of the base belongs to another base run.
+pub fn begin_in_blocks<I, B, E>(runs: Vec<I>, base: BaseRun<B, E>) -> Result<Halves<I, B, E>, RestoreError<E>>
+where
+    I: Iterator<Item = Result<B, E>>,
+    B: AsRef<[u8]>,
+{
+    let Heads { mut opened, head, versions } = Heads::read(runs)?;
+    if opened.is_empty() {
+        return Err(Malformed("a checkpoint without runs").into());
+    }
+    let first = opened.remove(0);
+    let position = base.top.position;
+    if !first.is_in_blocks
+        || first.through != position.revision
+        || head.compact_revision <= base.top.settled()
+    {
+        return Err(Malformed("a base run whose list of blocks is that of another").into());
+    }
+    let versions = versions.saturating_sub(base.top.settled_versions());
+    let intake = Intake::new_in_blocks(head, versions, base.base, &base.top.totals);
+    let reading = Reading {
+        compacted: intake.head.compact_revision,
+        base: Some(BaseBlocks { top: base.top, read: base.read }),
+        runs: opened,
+    };
+    Ok((reading, Building { intake }))
+}
+
+/// The heads of all runs.
+struct Heads<I, B> {
+    /// The runs, of which the heads and the leases were read.
+    opened: Vec<RunReader<I, B>>,
+    /// Head of the newest run.
+    head: SavedHead,
+    /// Number of versions in all runs, as their heads say.
+    versions: u64,
+}
+
+impl<I, B, E> Heads<I, B>
+where
+    I: Iterator<Item = Result<B, E>>,
+    B: AsRef<[u8]>,
+{
+    fn read(runs: Vec<I>) -> Result<Heads<I, B>, RestoreError<E>> {
+        let mut opened: Vec<RunReader<I, B>> = Vec::with_capacity(runs.len());
+        let mut newest: Option<SavedHead> = None;
+        let mut versions = 0u64;
+        let last = runs.len().saturating_sub(1);
+        for (at, mut blocks) in runs.into_iter().enumerate() {
+            let block =
+                blocks.next().ok_or(Malformed("a run without a head"))?.map_err(RestoreError::Read)?;
+            // Each run has all leases of its time, of which those of the newest one count.
+            let is_newest = at == last;
+            let (mut head, leases) = SavedHead::decode_of_run(block.as_ref(), is_newest)?;
+            drop(block);
+            take_leases(&mut blocks, leases, is_newest.then_some(&mut head.leases))?;
+            let follows = match &newest {
+                None => head.from == Revision(0),
+                Some(before) => {
+                    head.from == before.revision
+                        && head.compact_revision >= before.compact_revision
+                        && head.applied_index >= before.applied_index
+                        && head.applied_term >= before.applied_term
+                        && !head.is_in_blocks
+                }
+            };
+            if !follows {
+                return Err(Malformed("runs that do not follow on each other").into());
+            }
+            versions = versions.saturating_add(head.versions);
+            let reader = RunReader::new(blocks, head.from, head.revision);
+            opened.push(RunReader { is_in_blocks: head.is_in_blocks, ..reader });
+            newest = Some(head);
+        }
+        let head = newest.ok_or(Malformed("a checkpoint without runs"))?;
+        Ok(Heads { opened, head, versions })
+    }
 }
 
 /// Reads the blocks that contain this number of leases, and adds the leases to `into` if there is one.
@@ -146,6 +223,10 @@ pub struct Versions {
     keys: Vec<u8>,
     /// Entries, each with the position of its key in `keys`.
     entries: Vec<(Range<usize>, Entry<'static>)>,
+    /// Numbers of blocks that stay where they are, each with the number of entries before it.
+    blocks: Vec<(usize, u32)>,
+    /// Versions of settled blocks that do not stay where they are: the length of the key, and the value.
+    unsettled: Vec<(usize, Value)>,
 }
 
 impl Versions {
@@ -169,16 +250,79 @@ impl Versions {
         self.keys.clear();
         self.keys.shrink_to(2 * PIECE_KEY_BYTES);
         self.entries.clear();
+        self.blocks.clear();
+        self.unsettled.clear();
+    }
+
+    fn is_full(&self, versions_max: usize) -> bool {
+        self.entries.len().max(self.blocks.len()).max(self.unsettled.len()) >= versions_max
+            || self.keys.len() >= PIECE_KEY_BYTES
     }
 }
 
+/// Receiver of what a restore reads. Each function returns false if reading should stop early.
+trait Sink<E> {
+    /// Takes the next version.
+    fn version(&mut self, key: &[u8], entry: &Entry<'static>) -> Result<bool, RestoreError<E>>;
+
+    /// Takes a block of settled versions that stays where it is, and that follows all versions taken before.
+    fn block(&mut self, number: u32) -> Result<bool, RestoreError<E>>;
+
+    /// Takes note of a version of a settled block that does not stay where it is. The version follows by itself,
+    /// unless a later one of its key made it unreadable.
+    fn unsettled(&mut self, key: &[u8], entry: &Entry<'static>) -> Result<bool, RestoreError<E>>;
+}
+
+/// Passes batches of versions to the building half.
+struct Batches<F> {
+    /// The batch that is being filled; `None` once the other half wants no more.
+    filling: Option<Versions>,
+    versions_max: usize,
+    exchange: F,
+}
+
+impl<F: FnMut(Versions) -> Option<Versions>> Batches<F> {
+    #[inline]
+    fn fill(&mut self, add: impl FnOnce(&mut Versions)) -> bool {
+        let Some(filling) = &mut self.filling else { return false };
+        add(filling);
+        if filling.is_full(self.versions_max) {
+            self.filling = self.filling.take().and_then(&mut self.exchange);
+        }
+        self.filling.is_some()
+    }
+}
+
+impl<E, F: FnMut(Versions) -> Option<Versions>> Sink<E> for Batches<F> {
+    #[inline]
+    fn version(&mut self, key: &[u8], entry: &Entry<'static>) -> Result<bool, RestoreError<E>> {
+        Ok(self.fill(|versions| versions.push(key, entry)))
+    }
+
+    fn block(&mut self, number: u32) -> Result<bool, RestoreError<E>> {
+        Ok(self.fill(|versions| versions.blocks.push((versions.entries.len(), number))))
+    }
+
+    fn unsettled(&mut self, key: &[u8], entry: &Entry<'static>) -> Result<bool, RestoreError<E>> {
+        Ok(self.fill(|versions| versions.unsettled.push((key.len(), entry.value()))))
+    }
+}
+
+/// The blocks of a base run that is read block by block.
+struct BaseBlocks<B, E> {
+    top: Arc<BaseTop>,
+    read: KeyBlockReader<B, E>,
+}
+
 /// The half of a restore that reads and decodes the blocks of all runs.
-pub struct Reading<I, B> {
+pub struct Reading<I, B, E> {
+    /// All runs; only the delta runs if `base` is set.
     runs: Vec<RunReader<I, B>>,
+    base: Option<BaseBlocks<B, E>>,
     compacted: Revision,
 }
 
-impl<I, B, E> Reading<I, B>
+impl<I, B, E> Reading<I, B, E>
 where
     I: Iterator<Item = Result<B, E>>,
     B: AsRef<[u8]>,
@@ -194,29 +338,20 @@ where
     pub fn read(
         mut self,
         versions_max: usize,
-        mut exchange: impl FnMut(Versions) -> Option<Versions>,
+        exchange: impl FnMut(Versions) -> Option<Versions>,
     ) -> Result<(), RestoreError<E>> {
-        let mut versions = Some(Versions::default());
-        let outcome = self.each(&mut |key, entry| {
-            let Some(filling) = &mut versions else { return Ok(false) };
-            filling.push(key, entry);
-            if filling.entries.len() >= versions_max || filling.keys.len() >= PIECE_KEY_BYTES {
-                versions = versions.take().and_then(&mut exchange);
-            }
-            Ok(versions.is_some())
-        });
-        versions.and_then(exchange);
+        let mut batches = Batches { filling: Some(Versions::default()), versions_max, exchange };
+        let outcome = self.each(&mut batches);
+        batches.filling.and_then(batches.exchange);
         outcome
     }
 
-    /// Calls `visit` with each key and version, until `visit` returns false.
-    fn each(
-        &mut self,
-        visit: &mut impl FnMut(&[u8], &Entry<'static>) -> Result<bool, RestoreError<E>>,
-    ) -> Result<(), RestoreError<E>> {
-        match self.runs.as_mut_slice() {
-            [base] => base.each(visit),
-            runs => merge(runs, self.compacted, visit),
+    /// Passes everything that the runs contain to `sink`, until that wants no more.
+    fn each(&mut self, sink: &mut impl Sink<E>) -> Result<(), RestoreError<E>> {
+        match (&mut self.base, self.runs.as_mut_slice()) {
+            (Some(base), runs) => merge_blocks(base, runs, self.compacted, sink),
+            (None, [base]) => base.each(&mut |key, entry| sink.version(key, entry)),
+            (None, runs) => merge(runs, self.compacted, &mut |key, entry| sink.version(key, entry)),
         }
     }
 }
@@ -233,10 +368,15 @@ impl Building {
     ///
     /// Returns an error if the versions contradict each other or earlier ones.
     pub fn take<E>(&mut self, versions: &Versions) -> Result<(), RestoreError<E>> {
-        for (place, entry) in &versions.entries {
+        let mut blocks = versions.blocks.iter().peekable();
+        for (at, (place, entry)) in versions.entries.iter().enumerate() {
+            while let Some((_, number)) = blocks.next_if(|(before, _)| *before == at) {
+                self.intake.push_block(*number)?;
+            }
             self.intake.push(&entry.loaded(&versions.keys[place.clone()]))?;
         }
-        Ok(())
+        blocks.try_for_each(|(_, number)| self.intake.push_block(*number))?;
+        versions.unsettled.iter().try_for_each(|(key_len, value)| self.intake.unsettle(*key_len, *value))
     }
 
     /// Returns the machine, after all versions were added.
@@ -252,25 +392,59 @@ impl Building {
 /// Sums up the machine's bytes in use and the live values of each segment during a restore. The counters of
 /// the current segment are stored separately and written to the map when the segment changes. This saves
 /// look-ups, because values of neighboring keys are often in the same segment.
-#[derive(Default)]
-struct Accounting {
-    usage: std::collections::BTreeMap<u32, SegmentUse>,
+#[derive(Debug, Default)]
+pub(crate) struct Accounting {
+    usage: BTreeMap<u32, SegmentUse>,
     in_use_bytes: u64,
     segment: u32,
     open: SegmentUse,
 }
 
 impl Accounting {
+    /// Begins with the versions that these totals count.
+    fn with(totals: &Totals) -> Accounting {
+        let Totals { usage, in_use_bytes, .. } = totals;
+        Accounting { usage: usage.clone(), in_use_bytes: *in_use_bytes, ..Accounting::default() }
+    }
+
+    /// Counts a version with a key of this length.
     #[inline]
-    fn add(&mut self, loaded: &LoadedVersion<'_>) {
-        self.in_use_bytes += loaded_bytes(loaded.key, loaded.value.len);
-        if loaded.value.len > 0 {
-            if loaded.value.location.segment() != self.segment {
+    pub fn add(&mut self, key_len: usize, value: Value) {
+        self.in_use_bytes += loaded_bytes(key_len, value.len);
+        if value.len > 0 {
+            if value.location.segment() != self.segment {
                 self.close();
-                self.segment = loaded.value.location.segment();
+                self.segment = value.location.segment();
             }
-            self.open.add(loaded.value);
+            self.open.add(value);
         }
+    }
+
+    /// Takes a version out that the totals have counted. Returns false if they cannot have counted it.
+    fn remove(&mut self, key_len: usize, value: Value) -> bool {
+        let Some(left) = self.in_use_bytes.checked_sub(loaded_bytes(key_len, value.len)) else {
+            return false;
+        };
+        self.in_use_bytes = left;
+        if value.len == 0 {
+            return true;
+        }
+        self.close();
+        let Some(usage) = self.usage.get_mut(&value.location.segment()) else { return false };
+        let bytes = value.location.stored_bytes(value.len);
+        let raw_bytes = if value.location.is_compressed() { 0 } else { bytes };
+        if usage.values == 0 || usage.bytes < bytes || usage.raw_bytes < raw_bytes {
+            return false;
+        }
+        usage.remove(value);
+        true
+    }
+
+    /// Returns the live values of each segment, and the bytes in use.
+    pub fn finish(mut self) -> (BTreeMap<u32, SegmentUse>, u64) {
+        self.close();
+        self.usage.retain(|_, usage| usage.values > 0);
+        (self.usage, self.in_use_bytes)
     }
 
     fn close(&mut self) {
@@ -296,14 +470,48 @@ pub(crate) struct Intake {
     key: Vec<u8>,
 }
 
+impl<E> Sink<E> for Intake {
+    #[inline]
+    fn version(&mut self, key: &[u8], entry: &Entry<'static>) -> Result<bool, RestoreError<E>> {
+        self.push(&entry.loaded(key)).map(|()| true)
+    }
+
+    fn block(&mut self, number: u32) -> Result<bool, RestoreError<E>> {
+        self.push_block(number).map(|()| true)
+    }
+
+    fn unsettled(&mut self, key: &[u8], entry: &Entry<'static>) -> Result<bool, RestoreError<E>> {
+        self.unsettle(key.len(), entry.value()).map(|()| true)
+    }
+}
+
 impl Intake {
     pub fn new(head: SavedHead, versions: u64) -> Intake {
-        Intake {
-            loader: Loader::new(versions, head.revision),
-            head,
-            accounting: Accounting::default(),
-            lease: LeaseId::NONE,
-            key: Vec::new(),
+        let loader = Loader::new(versions, head.revision);
+        Intake { loader, head, accounting: Accounting::default(), lease: LeaseId::NONE, key: Vec::new() }
+    }
+
+    /// Prepares for the versions that are pushed, up to `versions`, beside the blocks of `base`. `totals` are those of
+    /// all its settled blocks.
+    fn new_in_blocks(head: SavedHead, versions: u64, base: Arc<Base>, totals: &Totals) -> Intake {
+        let loader = Loader::with_base(versions, head.revision, base);
+        Intake { loader, head, accounting: Accounting::with(totals), lease: LeaseId::NONE, key: Vec::new() }
+    }
+
+    /// Adds a block of settled versions that stays where it is.
+    fn push_block<E>(&mut self, number: u32) -> Result<(), RestoreError<E>> {
+        if self.lease.is_some() {
+            self.head.leases.reattach(&self.key, self.lease);
+            self.lease = LeaseId::NONE;
+        }
+        Ok(self.loader.push_block(number)?)
+    }
+
+    /// Takes a version of a settled block out of the totals, because the block does not stay where it is.
+    fn unsettle<E>(&mut self, key_len: usize, value: Value) -> Result<(), RestoreError<E>> {
+        match self.accounting.remove(key_len, value) {
+            true => Ok(()),
+            false => Err(Malformed("totals that do not count what the blocks contain").into()),
         }
     }
 
@@ -318,7 +526,7 @@ impl Intake {
             self.key.extend_from_slice(loaded.key);
         }
         self.loader.push(loaded)?;
-        self.accounting.add(loaded);
+        self.accounting.add(loaded.key.len(), loaded.value);
         Ok(())
     }
 
@@ -326,7 +534,6 @@ impl Intake {
         if self.lease.is_some() && !planted::is(Bug::LeaseKeyForgotten) {
             self.head.leases.reattach(&self.key, self.lease);
         }
-        self.accounting.close();
         let compacted = if planted::is(Bug::CompactRevisionForgotten) {
             Revision::NEVER_COMPACTED
         } else {
@@ -340,8 +547,7 @@ impl Intake {
         machine.auth = self.head.auth;
         machine.applied_index = self.head.applied_index;
         machine.applied_term = self.head.applied_term;
-        machine.in_use_bytes = self.accounting.in_use_bytes;
-        machine.usage = self.accounting.usage;
+        (machine.usage, machine.in_use_bytes) = self.accounting.finish();
         // Deletions below the compact revision are possibly missing from the image. So a delta run, which
         // starts above `delta_from_min`, must not reach below the compact revision.
         machine.delta_from_min = (self.head.compact_revision - 1).max(Revision(0));
@@ -362,65 +568,224 @@ where
     I: Iterator<Item = Result<B, E>>,
     B: AsRef<[u8]>,
 {
-    for run in runs.iter_mut() {
-        run.advance()?;
+    let mut merging = Merging::begin(runs)?;
+    while merging.next(runs)? {
+        if !visit_readable(&merging.key, &merging.history, compacted, visit)? {
+            return Ok(());
+        }
     }
-    // Indexes of the runs that have entries left, sorted in descending order by current key and then by
-    // index. The last run has the lowest key and, among runs with that key, is the oldest, so it is visited
-    // next.
-    let mut order: Vec<usize> = (0..runs.len()).filter(|&at| runs[at].entry.is_some()).collect();
-    order.sort_by(|&a, &b| (runs[b].reader.key(), b).cmp(&(runs[a].reader.key(), a)));
-    let mut history: Vec<Entry<'static>> = Vec::new();
-    let mut key = Vec::new();
-    // True if no other run has the current key of the next run.
-    let mut is_alone = false;
-    while let Some(&first) = order.last() {
+    Ok(())
+}
+
+/// Visits the versions of a key that a compact revision leaves readable. Returns false if `visit` has.
+fn visit_readable<E>(
+    key: &[u8],
+    history: &[Entry<'static>],
+    compacted: Revision,
+    visit: &mut impl FnMut(&[u8], &Entry<'static>) -> Result<bool, RestoreError<E>>,
+) -> Result<bool, RestoreError<E>> {
+    // The newest version at or below the compact revision stays, unless it is a deletion below that
+    // revision. A deletion exactly at the compact revision also stays if a put of the same revision
+    // follows it.
+    let below = history.iter().take_while(|entry| entry.main <= compacted).count();
+    let kept = match history.get(..below) {
+        Some([.., entry]) if entry.is_tombstone() && entry.main < compacted => below,
+        Some([.., deletion, _]) if deletion.is_tombstone() && deletion.main == compacted => below - 2,
+        Some([.., _]) if planted::is(Bug::CompactionDropsCurrent) => below,
+        Some([.., _]) => below - 1,
+        _ => 0,
+    };
+    for entry in history.iter().skip(kept) {
+        if !visit(key, entry)? {
+            return Ok(false);
+        }
+    }
+    Ok(true)
+}
+
+/// Progress of merging several runs by key.
+struct Merging {
+    /// Indexes of the runs that have entries left, sorted in descending order by current key and then by
+    /// index. The last run has the lowest key and, among runs with that key, is the oldest, so it is visited
+    /// next.
+    order: Vec<usize>,
+    /// True if no other run has the current key of the next run.
+    is_alone: bool,
+    /// The key that was reached last.
+    key: Vec<u8>,
+    /// Versions of that key in all runs, oldest run first.
+    history: Vec<Entry<'static>>,
+}
+
+impl Merging {
+    /// Moves all runs to their first entries.
+    fn begin<I, B, E>(runs: &mut [RunReader<I, B>]) -> Result<Merging, RestoreError<E>>
+    where
+        I: Iterator<Item = Result<B, E>>,
+        B: AsRef<[u8]>,
+    {
+        for run in runs.iter_mut() {
+            run.advance()?;
+        }
+        let mut order: Vec<usize> = (0..runs.len()).filter(|&at| runs[at].entry.is_some()).collect();
+        order.sort_by(|&a, &b| (runs[b].reader.key(), b).cmp(&(runs[a].reader.key(), a)));
+        Ok(Merging { order, is_alone: false, key: Vec::new(), history: Vec::new() })
+    }
+
+    /// Moves to the next key. Returns false if no run has entries left.
+    fn next<I, B, E>(&mut self, runs: &mut [RunReader<I, B>]) -> Result<bool, RestoreError<E>>
+    where
+        I: Iterator<Item = Result<B, E>>,
+        B: AsRef<[u8]>,
+    {
+        let Merging { order, is_alone, key, history } = self;
+        let Some(&first) = order.last() else { return Ok(false) };
         key.clear();
         key.extend_from_slice(runs[first].reader.key());
         history.clear();
-        is_alone = is_alone
+        *is_alone = *is_alone
             || match order.as_slice() {
                 [.., next, _] => runs[*next].reader.key() != key,
                 _ => true,
             };
-        if is_alone {
+        if *is_alone {
             // The common case: only one run has the key.
-            runs[first].take_history(&mut history)?;
+            runs[first].take_history(history)?;
             // If the following key of the run is below the current keys of all other runs, the run is the
             // next one again, and again alone.
-            is_alone = match order.as_slice() {
+            *is_alone = match order.as_slice() {
                 _ if runs[first].entry.is_none() => false,
                 [.., next, _] => runs[first].reader.key() < runs[*next].reader.key(),
                 _ => true,
             };
-            if !is_alone {
+            if !*is_alone {
                 order.pop();
-                put_in_order(&mut order, runs, first);
+                put_in_order(order, runs, first);
             }
         } else {
             while let Some(at) = order.pop_if(|at| runs[*at].reader.key() == key) {
-                runs[at].take_history(&mut history)?;
-                put_in_order(&mut order, runs, at);
+                runs[at].take_history(history)?;
+                put_in_order(order, runs, at);
             }
         }
-        // The newest version at or below the compact revision stays, unless it is a deletion below that
-        // revision. A deletion exactly at the compact revision also stays if a put of the same revision
-        // follows it.
-        let below = history.iter().take_while(|entry| entry.main <= compacted).count();
-        let kept = match history.get(..below) {
-            Some([.., entry]) if entry.is_tombstone() && entry.main < compacted => below,
-            Some([.., deletion, _]) if deletion.is_tombstone() && deletion.main == compacted => below - 2,
-            Some([.., _]) if planted::is(Bug::CompactionDropsCurrent) => below,
-            Some([.., _]) => below - 1,
-            _ => 0,
-        };
-        for entry in history.iter().skip(kept) {
-            if !visit(&key, entry)? {
-                return Ok(());
-            }
-        }
+        Ok(true)
     }
-    Ok(())
+}
+
+/// Merges the key blocks of a base with delta runs, like [`merge`]. A block of settled versions stays where it is if no
+/// delta run has a version in its range of keys, which reaches to the first key of the next block.
+fn merge_blocks<I, B, E>(
+    base: &mut BaseBlocks<B, E>,
+    runs: &mut [RunReader<I, B>],
+    compacted: Revision,
+    sink: &mut impl Sink<E>,
+) -> Result<(), RestoreError<E>>
+where
+    I: Iterator<Item = Result<B, E>>,
+    B: AsRef<[u8]>,
+{
+    let deltas = Merging::begin(runs)?;
+    let mut merging = MergingBlocks { runs, deltas, is_at_key: false, compacted, sink, goes_on: true };
+    merging.is_at_key = merging.deltas.next(merging.runs)?;
+    let (top, settled) = (Arc::clone(&base.top), base.top.settled());
+    // Versions of one key in the base; in unsettled blocks they may continue in the next block.
+    let (mut key, mut history) = (Vec::new(), Vec::new());
+    for number in 0..top.key_blocks() {
+        let (Some(block), Some(place)) = (top.key_block(number), top.key_place(number)) else { break };
+        if key.as_slice() > block.first_key {
+            return Err(Malformed("blocks that are not in order").into());
+        }
+        if key != block.first_key {
+            merging.base_has(&key, &mut history)?;
+        }
+        let end = top.key_block(number + 1).map(|next| next.first_key);
+        if block.is_settled {
+            merging.through(Some(block.first_key))?;
+            if !merging.is_below(end) {
+                merging.goes_on = merging.goes_on && merging.sink.block(number)?;
+                continue;
+            }
+        }
+        if !merging.goes_on {
+            return Ok(());
+        }
+        let bytes = (base.read)(place).map_err(RestoreError::Read)?;
+        decode_keys(bytes.as_ref(), block, settled, |of, entry| {
+            if block.is_settled {
+                merging.goes_on = merging.goes_on && merging.sink.unsettled(of, entry)?;
+            }
+            if key != of {
+                merging.base_has(&key, &mut history)?;
+                key.clear();
+                key.extend_from_slice(of);
+            }
+            if entry.main > top.position.revision {
+                return Err(Malformed("a version outside the revisions of its run").into());
+            }
+            history.push(*entry);
+            Ok::<(), RestoreError<E>>(())
+        })?;
+    }
+    merging.base_has(&key, &mut history)?;
+    merging.through(None)
+}
+
+/// Progress of [`merge_blocks`] in the delta runs.
+struct MergingBlocks<'r, I, B, S> {
+    runs: &'r mut [RunReader<I, B>],
+    deltas: Merging,
+    /// True if the delta runs have versions of the key in `deltas` that were not passed on yet.
+    is_at_key: bool,
+    compacted: Revision,
+    sink: &'r mut S,
+    /// False once the sink wants no more.
+    goes_on: bool,
+}
+
+impl<I, B, E, S> MergingBlocks<'_, I, B, S>
+where
+    I: Iterator<Item = Result<B, E>>,
+    B: AsRef<[u8]>,
+    S: Sink<E>,
+{
+    /// Returns true if the next key of the delta runs is below `end`.
+    fn is_below(&self, end: Option<&[u8]>) -> bool {
+        self.is_at_key && end.is_none_or(|end| self.deltas.key.as_slice() < end)
+    }
+
+    fn visit(&mut self, key: &[u8], history: &[Entry<'static>]) -> Result<(), RestoreError<E>> {
+        let sink = &mut *self.sink;
+        self.goes_on = self.goes_on
+            && visit_readable(key, history, self.compacted, &mut |key, entry| sink.version(key, entry))?;
+        Ok(())
+    }
+
+    /// Passes on the versions of the keys below `end` that only delta runs have.
+    fn through(&mut self, end: Option<&[u8]>) -> Result<(), RestoreError<E>> {
+        while self.is_below(end) && self.goes_on {
+            let history = std::mem::take(&mut self.deltas.history);
+            let key = std::mem::take(&mut self.deltas.key);
+            self.visit(&key, &history)?;
+            (self.deltas.key, self.deltas.history) = (key, history);
+            self.is_at_key = self.deltas.next(self.runs)?;
+        }
+        Ok(())
+    }
+
+    /// Passes on the versions of a key that the base has, and all before it. Empties `history`.
+    fn base_has(&mut self, key: &[u8], history: &mut Vec<Entry<'static>>) -> Result<(), RestoreError<E>> {
+        if history.is_empty() {
+            return Ok(());
+        }
+        self.through(Some(key))?;
+        if self.is_at_key && self.deltas.key == key {
+            history.extend_from_slice(&self.deltas.history);
+            self.is_at_key = self.deltas.next(self.runs)?;
+        }
+        self.visit(key, history)?;
+        history.clear();
+        Ok(())
+    }
 }
 
 /// Inserts a run into the sorted list of runs, unless it has no entries left.
@@ -435,6 +800,8 @@ fn put_in_order<I, B>(order: &mut Vec<usize>, runs: &[RunReader<I, B>], at: usiz
 /// Reader of the entries of one run.
 pub(crate) struct RunReader<I, B> {
     blocks: I,
+    /// True if the run is a base in blocks.
+    is_in_blocks: bool,
     /// Revisions of the versions in the run: above `from`, up to and including `through`.
     from: Revision,
     through: Revision,
@@ -460,6 +827,7 @@ where
         let reader = EntryReader::default();
         RunReader {
             blocks,
+            is_in_blocks: false,
             from,
             through,
             reader,
@@ -495,7 +863,7 @@ where
         let block =
             self.blocks.next().ok_or(Malformed("a run without an end"))?.map_err(RestoreError::Read)?;
         match block.as_ref() {
-            [KEYS, _, ..] => {
+            [kind, _, ..] if *kind == KEYS || *kind == SETTLED && self.is_in_blocks => {
                 self.reader.restart();
                 Ok(Some(block))
             }

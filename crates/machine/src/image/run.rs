@@ -68,6 +68,7 @@ impl RunWriter {
                 self.stage = if self.head.has_leases_apart() { Stage::Leases(None) } else { Stage::Keys };
                 if self.from > Revision(0) {
                     self.walk = Walk::delta(&self.state.slice()?.snapshot(), self.from);
+                    self.state.intact()?;
                 }
                 let versions = match self.from {
                     Revision(0) => self.head.versions,
@@ -100,6 +101,7 @@ impl RunWriter {
                     *entries += 1;
                     block.len() < BLOCK_BYTES
                 });
+                self.state.intact()?;
                 if self.walk.is_done() {
                     self.stage = Stage::End;
                 }
@@ -149,10 +151,27 @@ impl Walk {
 
     /// Calls `visit` with each version, until `visit` returns false or the walk is done.
     pub fn go(&mut self, snapshot: &Snapshot<'_>, mut visit: impl FnMut(Version<'_>) -> bool) {
+        self.walk::<false>(snapshot, |version, _| visit(version));
+    }
+
+    /// Calls `visit` like [`Walk::go`], and with true if the version is the last one of a leaf of the index, or if the
+    /// rest of the leaf is better seen as a leaf of its own.
+    pub fn go_by_leaves(&mut self, snapshot: &Snapshot<'_>, visit: impl FnMut(Version<'_>, bool) -> bool) {
+        self.walk::<true>(snapshot, visit);
+    }
+
+    fn walk<const LEAVES: bool>(
+        &mut self,
+        snapshot: &Snapshot<'_>,
+        mut visit: impl FnMut(Version<'_>, bool) -> bool,
+    ) {
         let mut finder = Finder { snapshot, last: None, behind: None };
-        for change in self.queue.by_ref() {
-            let version = finder.version_at(change).expect("what a moment needs is kept");
-            if !visit(version) {
+        while let Some(change) = self.queue.next() {
+            let Some(version) = finder.version_at(change) else {
+                assert!(snapshot.fault().is_some(), "what a moment needs is kept");
+                return;
+            };
+            if !visit(version, LEAVES && self.queue.len() == 0) {
                 return;
             }
         }
@@ -163,7 +182,7 @@ impl Walk {
         };
         let mut histories = snapshot.histories_after(behind);
         while let Some(version) = histories.next() {
-            if visit(version) {
+            if visit(version, LEAVES && histories.is_at_leaf_end()) {
                 continue;
             }
             // The walk stops inside the history of this key, so the next call first visits the rest of that

@@ -226,6 +226,7 @@ impl Assembly {
             readers.push(RunReader::new(Box::new(run.blocks.into_iter().map(Ok)), Revision(0), run.through));
         }
         let saved = SavedHead {
+            is_in_blocks: false,
             from: Revision(0),
             revision: head.revision,
             compact_revision: head.compact_revision,

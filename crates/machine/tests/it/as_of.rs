@@ -32,15 +32,15 @@ impl Newest for Live {
 }
 
 /// A machine that applies entries while a reader reads an older moment.
-struct World {
-    machine: Machine,
+pub struct World {
+    pub machine: Machine,
     journal: Journal,
     commands: Commands,
     live: Arc<Live>,
 }
 
 impl World {
-    fn new(seed: u64) -> World {
+    pub fn new(seed: u64) -> World {
         let (mut machine, journal) = (Machine::new(RULES), Journal::default());
         // Enough data that every output has several blocks.
         for n in 0..6000 {
@@ -59,7 +59,7 @@ impl World {
 
     /// Applies some entries, overwrites and deletes keys that the reader has not reached yet, and removes all
     /// versions that the reader does not protect.
-    fn go(&mut self, entries: u64) {
+    pub fn go(&mut self, entries: u64) {
         for _ in 0..entries {
             let placed = self.commands.next(&self.machine, &self.journal);
             apply(&mut self.machine, &placed, &self.journal, false);
@@ -74,15 +74,19 @@ impl World {
         let _ = self.machine.store.compact(revision);
         let through = *self.live.keeps.lock().unwrap();
         self.machine.compact_step_through(through, 40 + self.commands.random.below(2000));
+        self.publish();
+    }
+
+    pub fn publish(&mut self) {
         *self.live.view.lock().unwrap() = self.machine.store.publish();
     }
 
-    fn as_of(&self, moment: Moment) -> AsOf {
+    pub fn as_of(&self, moment: Moment) -> AsOf {
         self.live.needs(&moment);
         AsOf::new(moment, Arc::clone(&self.live) as Arc<dyn Newest>)
     }
 
-    fn view(&self) -> Arc<View> {
+    pub fn view(&self) -> Arc<View> {
         self.live.view().unwrap()
     }
 }

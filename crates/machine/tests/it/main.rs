@@ -5,6 +5,7 @@
 mod apply;
 mod as_of;
 mod auth;
+mod base;
 mod commands;
 mod compare;
 mod cost;

@@ -56,15 +56,18 @@ struct Original {
     /// Directory with earlier versions of files, by path relative to `member`.
     older: PathBuf,
     acknowledged: Acknowledged,
+    /// Flags with which it was started, beside those of all members.
+    flags: &'static [&'static str],
 }
 
 /// Returns the setup of a member of the table; the token determines its ids.
-fn setup(dir: &Path, token: &str) -> Setup {
+fn setup(dir: &Path, token: &str, flags: &[&str]) -> Setup {
     let mut setup = Setup::new(dir)
         .flag("--snapshot-count=10")
         .flag("--log-level=debug")
         .flag(format!("--initial-cluster-token={token}"));
     setup.data_dir = dir.to_owned();
+    setup.flags.extend(flags.iter().map(|flag| (*flag).to_owned()));
     setup
 }
 
@@ -112,14 +115,18 @@ fn is_sealed(path: &Path) -> bool {
     in_use(path) && later.map(|e| e.expect("readable").path()).any(|other| other > *path && in_use(&other))
 }
 
+/// Ends of the names of the files beside a base run that was written with a memory budget.
+const CHANGES: &str = "-changes.run";
+const TOP: &str = "-top.run";
+
 /// Cluster token of the member whose files are put in the place of the damaged member's.
 const ANOTHER: &str = "another";
 
 impl Original {
     /// Creates a member with several segments and a checkpoint of several runs. `lacking`: its log no longer
     /// has the first entries. `crash`: it did not shut down cleanly.
-    fn make(dir: &Path, token: &str, lacking: bool, crash: bool) -> Original {
-        let mut setup = setup(&dir.join("data"), token);
+    fn make(dir: &Path, token: &str, lacking: bool, crash: bool, flags: &'static [&'static str]) -> Original {
+        let mut setup = setup(&dir.join("data"), token, flags);
         let checkpoints = !crash;
         if crash {
             // Without a checkpoint, the member's start reads every segment.
@@ -205,7 +212,7 @@ impl Original {
         } else {
             member.stop();
         }
-        Original { dir: setup.data_dir, older, acknowledged: known }
+        Original { dir: setup.data_dir, older, acknowledged: known, flags }
     }
 }
 
@@ -302,7 +309,14 @@ fn roles(data_dir: &Path) -> BTreeMap<&'static str, PathBuf> {
         found.insert("free file", free.clone());
     }
     let checkpoint = list("member/checkpoint");
-    let runs: Vec<&PathBuf> = checkpoint.iter().filter(|path| named(path, ".run")).collect();
+    let is_companion = |path: &&PathBuf| named(path, CHANGES) || named(path, TOP);
+    let runs: Vec<&PathBuf> =
+        checkpoint.iter().filter(|path| named(path, ".run") && !is_companion(path)).collect();
+    for (role, end) in [("change file", CHANGES), ("list of blocks", TOP)] {
+        if let Some(path) = checkpoint.iter().find(|path| named(path, end)) {
+            found.insert(role, path.clone());
+        }
+    }
     if let [base, rest @ ..] = runs.as_slice() {
         found.insert("base run", base.to_path_buf());
         if let Some(delta) = rest.last() {
@@ -542,6 +556,8 @@ enum Outcome {
     Short(Vec<String>),
     /// The member refused to start with this text.
     Refused(String),
+    /// The member started, and stopped with this text when a read needed what is damaged.
+    Stopped(String),
 }
 
 /// Lets the command run without the superuser's right to read and write all files.
@@ -594,6 +610,18 @@ fn field<'a>(line: &'a str, name: &str) -> Option<&'a str> {
     rest.get(..end)
 }
 
+/// Beginning of the message with which a member stops that cannot read a block of its index.
+const TORN_INDEX: &str = "a part of the index cannot be read";
+
+/// Reads the whole index, by key and by revision. Returns false if the member refuses that.
+async fn reads_index(client: &Client) -> bool {
+    let request =
+        RangeRequest { key: "a".into(), range_end: crate::client::ALL.into(), ..RangeRequest::default() };
+    let counted: Result<RangeResponse, _> =
+        client.call(Rpc::KvRange, &RangeRequest { keys_only: true, ..request }).await;
+    counted.is_ok() && client.hash_kv(0).await.is_ok()
+}
+
 impl Case {
     fn run(&self, original: &Original, dir: &Path, token: &str) -> Outcome {
         let data_dir = dir.join("data");
@@ -603,11 +631,21 @@ impl Case {
         let roles = roles(&data_dir);
         let path = roles.get(self.role).cloned().unwrap_or_else(|| data_dir.clone());
         (self.apply)(&data_dir, &path, original);
-        let mut command = setup(&data_dir, token).command();
+        let mut command = setup(&data_dir, token, original.flags).command();
         without_privileges(&mut command);
         let mut member = Member::launch(command, None);
         let served = member.serves();
-        let outcome = if served {
+        let is_torn =
+            served && !original.flags.is_empty() && run(async { !reads_index(&member.client().await).await });
+        let outcome = if is_torn {
+            assert!(!member.wait().success(), "the index is damaged, and the member goes on");
+            let said = member.said();
+            let line =
+                said.lines().find(|line| line.contains(TORN_INDEX)).unwrap_or_else(|| panic!("{said}"));
+            let begin = line.find(TORN_INDEX).unwrap_or_default();
+            let error = line[begin..].split('"').next().unwrap_or_default();
+            Outcome::Stopped(plain(error, &data_dir, &roles))
+        } else if served {
             let compared = run(async {
                 let client = member.client().await;
                 // Damage to a segment may affect single values; damage to other files affects all values or none.
@@ -709,13 +747,17 @@ fn check(case: &Case, outcome: &Outcome, limits: &[(&str, &str)]) {
             ];
             assert!(file && remedies.iter().any(|remedy| why.contains(remedy)), "{what}");
         }
+        Outcome::Stopped(why) => {
+            assert!(["base run", "change file"].contains(&case.role), "{what}");
+            assert!(why.contains("offset") && why.contains("mainstay rebuild"), "{what}");
+        }
     }
 }
 
 /// Returns the table of one state, in Markdown, and the number of cases per kind of outcome.
-fn table(cases: &[Case], outcomes: &[Outcome]) -> (String, [usize; 4]) {
+fn table(cases: &[Case], outcomes: &[Outcome]) -> (String, [usize; 5]) {
     let mut text = String::from("| file | damage | what happens |\n|---|---|---|\n");
-    let mut counts = [0; 4];
+    let mut counts = [0; 5];
     for (case, outcome) in cases.iter().zip(outcomes) {
         let said = |words: &[String]| match words {
             [] => String::new(),
@@ -732,6 +774,15 @@ fn table(cases: &[Case], outcomes: &[Outcome]) -> (String, [usize; 4]) {
                 let found =
                     why[..remedy].trim_end().trim_end_matches(" if it is gone,").trim_end_matches([';', ' ']);
                 (2, format!("refuses: {found}"))
+            }
+            Outcome::Stopped(why) => {
+                let found = why[..why.find(REMEDY_BEGIN).unwrap_or(why.len())].trim_end_matches([';', ' ']);
+                (
+                    4,
+                    format!(
+                        "starts; the first read that needs what is damaged is refused, and the member stops: {found}"
+                    ),
+                )
             }
             Outcome::Short(words) => {
                 (3, format!("**limit:** starts without what was written last{}", said(words)))
@@ -752,11 +803,11 @@ const REMEDY_BEGIN: &str = "data that this member acknowledged may be missing";
 fn every_file_damaged_in_every_way() {
     let dir = TempDir::in_memory("table");
     let make = |name: &str, token: &str, lacking, crash| {
-        Original::make(&dir.path().join(name), token, lacking, crash)
+        Original::make(&dir.path().join(name), token, lacking, crash, &[])
     };
     let other = make("other", ANOTHER, false, false);
     let mut text = String::new();
-    let mut total = [0; 4];
+    let mut total = [0; 5];
     let mut wrong = 0;
     let writes = std::env::var_os("MAINSTAY_WRITE_DOCS").is_some();
     let full = writes || std::env::var_os("MAINSTAY_FULL_TABLE").is_some();
@@ -841,11 +892,23 @@ fn every_file_damaged_in_every_way() {
     cases.extend(whole_directories(&other.dir));
     section("A member whose log no longer begins with the first entry", &lacking, cases, &[]);
 
-    let [whole, failing, refused, short] = total;
+    // The same with an index of which most is read from the checkpoint in blocks.
+    const BUDGET: &[&str] = &["--memory-budget=1"];
+    let in_blocks = Original::make(&dir.path().join("in-blocks"), "table", true, false, BUDGET);
+    let mut cases = Vec::new();
+    for role in ["base run", "change file", "list of blocks"] {
+        cases.extend(common(role));
+        cases.extend(contents(role));
+    }
+    cases.push(exchanged("change file", "list of blocks", "exchanged with the list of blocks"));
+    cases.push(exchanged("base run", "change file", "exchanged with the change file"));
+    section("The same with a memory budget", &in_blocks, cases, &[]);
+
+    let [whole, failing, refused, short, stopped] = total;
     let counts = format!(
         "{} cases: {whole} start with everything, {failing} start and answer some values with an error, {refused} are \
-         refused, {short} are the limit described above.\n",
-        whole + failing + refused + short
+         refused, {stopped} stop when a read needs what is damaged, {short} are the limit described above.\n",
+        whole + failing + refused + stopped + short
     );
     println!("{counts}");
     let made = format!("{counts}{text}");

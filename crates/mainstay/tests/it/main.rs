@@ -22,6 +22,7 @@ mod drains;
 mod history;
 mod kubernetes;
 mod member;
+mod memory_budget;
 mod network;
 mod observers;
 mod recover;

@@ -19,7 +19,7 @@ fn reloaded(snapshot: &Snapshot<'_>) -> Store {
 #[test]
 fn a_loaded_store_agrees_with_the_model_and_goes_on() {
     for (seed, keys) in [(1, 5), (2, 60), (3, 400), (4, 100_000), (5, 100_000)] {
-        let mix = Mix { deletes: 15, compactions: 0, keys };
+        let mix = Mix { deletes: 15, compactions: 0, keys, leases: 80 };
         let mut random = Random::new(seed);
         let mut store = Store::new();
         let mut model = Naive::new();

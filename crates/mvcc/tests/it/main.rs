@@ -2,9 +2,12 @@
 
 #![allow(clippy::disallowed_methods, reason = "tests may use threads and the environment")]
 
+mod base_edges;
+mod bases;
 mod compare;
 mod leaks;
 mod load;
+mod memory_blocks;
 mod model;
 mod moments;
 mod naive;

@@ -15,6 +15,8 @@ pub struct Mix {
     pub deletes: u64,
     pub compactions: u64,
     pub keys: u64,
+    /// Percentage of puts that have a lease.
+    pub leases: u64,
 }
 
 /// Runs one transaction of a few changes in the store and in the model.
@@ -44,8 +46,9 @@ pub fn transaction(store: &mut Store, model: &mut Naive, random: &mut Random, mi
                 sub += 1;
             }
         } else {
-            let (key, value, lease) =
-                (random.key(mix.keys), random.next() as u32, LeaseId(random.below(5) as i64));
+            let (key, value) = (random.key(mix.keys), random.next() as u32);
+            let is_leased = random.below(100) < mix.leases;
+            let lease = if is_leased { LeaseId(1 + random.below(4) as i64) } else { LeaseId::NONE };
             if deleted_keys.contains(&key) {
                 // No request may put a key after deleting it, see `Writer::put`.
                 continue;
@@ -133,21 +136,21 @@ fn run(seed: u64, operations: u64, mix: Mix) {
 #[test]
 fn random_operations_agree_with_the_model() {
     for seed in 0..16 {
-        run(seed, 800, Mix { deletes: 20, compactions: 4, keys: KEYS });
+        run(seed, 800, Mix { deletes: 20, compactions: 4, keys: KEYS, leases: 80 });
     }
 }
 
 #[test]
 fn few_keys_with_long_histories_agree_with_the_model() {
     for seed in 100..106 {
-        run(seed, 1200, Mix { deletes: 10, compactions: 1, keys: 6 });
+        run(seed, 1200, Mix { deletes: 10, compactions: 1, keys: 6, leases: 80 });
     }
 }
 
 #[test]
 fn mostly_deleted_keys_agree_with_the_model() {
     for seed in 200..212 {
-        run(seed, 800, Mix { deletes: 60, compactions: 8, keys: 60 });
+        run(seed, 800, Mix { deletes: 60, compactions: 8, keys: 60, leases: 80 });
     }
 }
 
@@ -157,7 +160,7 @@ fn many_keys_split_and_join_nodes_on_all_levels() {
         let mut random = Random::new(seed);
         let mut store = Store::new();
         let mut model = Naive::new();
-        let put_all = Mix { deletes: 0, compactions: 0, keys: 60_000 };
+        let put_all = Mix { deletes: 0, compactions: 0, keys: 60_000, leases: 80 };
         for _ in 0..6_000 {
             let mut writer = store.begin();
             let main = writer.revision();

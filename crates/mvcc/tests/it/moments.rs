@@ -36,7 +36,7 @@ fn change(store: &mut Store, random: &mut Random, deletes: u64) {
 }
 
 /// Physically removes the versions that no moment needs.
-fn remove(store: &mut Store, held: &[Reader], budget: u64) {
+pub fn remove(store: &mut Store, held: &[Reader], budget: u64) {
     let through = held.iter().map(|reader| reader.moment.keeps()).min().unwrap_or(Revision::MAX);
     store.compact_step_through(through, budget, |_| ());
 }
@@ -54,9 +54,9 @@ impl<T: Default> Walk<T> {
     }
 }
 
-struct Reader {
+pub struct Reader {
     frozen: Arc<View>,
-    moment: Moment,
+    pub moment: Moment,
     /// Revision of the range walk, between the compact revision and the current one.
     revision: Revision,
     range: Walk<Option<Vec<u8>>>,
@@ -99,7 +99,7 @@ fn places<'a>(versions: impl Iterator<Item = Version<'a>>) -> Vec<Location> {
 }
 
 impl Reader {
-    fn new(frozen: Arc<View>, everything: bool, random: &mut Random) -> Reader {
+    pub fn new(frozen: Arc<View>, everything: bool, random: &mut Random) -> Reader {
         let moment = if everything { frozen.moment_of_everything() } else { frozen.moment() };
         let oldest = moment.compact_revision().max(Revision::FIRST);
         let revision = oldest + random.below((moment.revision() - oldest + 1) as u64) as i64;
@@ -116,7 +116,7 @@ impl Reader {
         }
     }
 
-    fn step(&mut self, newest: &View, budget: usize) {
+    pub fn step(&mut self, newest: &View, budget: usize) {
         let snapshot = newest.snapshot_at(&self.moment).expect("all that it needs is kept");
         let behind = self.range.at.take();
         let keys = behind.as_deref().map_or(KeyRange::ALL, |key| KeyRange::ALL.after(key));
@@ -159,12 +159,20 @@ impl Reader {
         }
     }
 
-    fn is_done(&self) -> bool {
+    pub fn is_done(&self) -> bool {
         self.range.done && self.histories.done && self.written.done && self.hash.2
     }
 
-    /// Compares the collected results with the view of the moment.
+    /// Compares the collected results with the view of the moment, and the locations of values, too. If the
+    /// store has a base, the view may show older locations.
     fn finish(self, newest: &View) {
+        let now = newest.snapshot_at(&self.moment).expect("all that it needs is kept");
+        assert_eq!(places(now.histories()), places(self.frozen.snapshot().histories()));
+        self.compare();
+    }
+
+    /// Compares the collected results with the view of the moment.
+    pub fn compare(self) {
         let then = self.frozen.snapshot();
         assert_eq!(self.range.found, records(then.range(KeyRange::ALL, self.revision).expect("reads")));
         assert_eq!(self.histories.found, records(then.histories()));
@@ -186,8 +194,6 @@ impl Reader {
         let mut fed = Vec::new();
         while !hash.step(&then, 1000, |version| fed.push(Record::of(version))) {}
         assert_eq!(self.hash.1, fed);
-        let now = newest.snapshot_at(&self.moment).expect("all that it needs is kept");
-        assert_eq!(places(now.histories()), places(then.histories()));
     }
 }
 
@@ -215,9 +221,15 @@ fn run(seed: u64, operations: u64, deletes: u64) {
         }
         if random.below(3) == 0 {
             let segment = random.next() as u32 >> 1;
-            let snapshot = store.snapshot();
-            for version in snapshot.range(KeyRange::ALL, Revision::CURRENT).expect("reads").take(3) {
-                version.set_location(Location::new(segment, version.main().0 as u32));
+            let values: Vec<(ChangeId, Location)> = {
+                let snapshot = store.snapshot();
+                let range = snapshot.range(KeyRange::ALL, Revision::CURRENT).expect("reads");
+                let with_bytes = range.take(3).filter(|version| version.value_len() > 0);
+                with_bytes.map(|version| (version.id(), version.location())).collect()
+            };
+            for (change, from) in values {
+                let moved = store.relocate(change, from, Location::new(segment, change.main.0 as u32));
+                assert!(moved.is_some());
             }
         }
         let newest = store.publish();

@@ -1,6 +1,6 @@
 //! The naive model: the same semantics, written as simply as possible.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 
 use mainstay_mvcc::{RevisionError, Version};
 use numbers::{ChangeId, LeaseId, Revision};
@@ -136,7 +136,7 @@ impl Naive {
 
     fn hashed(&self, rev: Revision, kept: impl Fn(&Record) -> bool) -> Vec<Record> {
         let c = self.compacted;
-        let keep: Vec<ChangeId> = self
+        let keep: BTreeSet<ChangeId> = self
             .keys
             .values()
             .filter_map(|history| history.iter().rev().find(|record| record.main <= rev))

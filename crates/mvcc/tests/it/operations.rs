@@ -179,10 +179,13 @@ impl Pair {
     fn relocate(&mut self, start: &[u8], segment: u32) {
         let snapshot = self.store.snapshot();
         let Ok(range) = snapshot.range(KeyRange::from(start), Revision::CURRENT) else { return };
-        for version in range.take(5) {
-            let to = Location::new(segment, segment ^ version.main().0 as u32);
-            version.set_location(to);
-            self.places.insert(version.id(), to);
+        let values: Vec<(ChangeId, Location)> =
+            range.take(5).map(|version| (version.id(), version.location())).collect();
+        for (change, from) in values {
+            let to = Location::new(segment, segment ^ change.main.0 as u32);
+            if self.store.relocate(change, from, to).is_some() {
+                self.places.insert(change, to);
+            }
         }
     }
 

@@ -4,9 +4,10 @@ use std::collections::HashMap;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, Mutex};
 
-use mainstay_mvcc::{HashWalk, KeyRange, Location, Store, Value, View};
-use numbers::{LeaseId, Revision};
+use mainstay_mvcc::{BLOCK_VERSIONS_MAX, Base, Cache, HashWalk, KeyRange, Location, Store, Value, View};
+use numbers::{ChangeId, LeaseId, Revision};
 
+use crate::memory_blocks::BaseWriter;
 use crate::random::Random;
 
 /// Size of the store, and the operations that run on it.
@@ -19,6 +20,10 @@ struct Load {
     compact_behind: u64,
     /// Maximum number of keys that one deletion deletes.
     deleted_max: u64,
+    /// Number of keys that are written after all keys were written once.
+    hot_keys: u64,
+    /// True if the store gets a base after each compaction.
+    has_bases: bool,
 }
 
 /// Returns the checksum for a put. Every put of this test stores a checksum derived from key and revision, so
@@ -80,19 +85,52 @@ fn consistent(view: &View, random: &mut Random) {
 
 #[test]
 fn readers_see_whole_views_while_the_writer_writes_and_compacts() {
-    hammer(&Load { keys: 3000, readers: 3, compact_every: 30, compact_behind: 400, deleted_max: 200 });
+    hammer(&Load {
+        keys: 3000,
+        readers: 3,
+        compact_every: 30,
+        compact_behind: 400,
+        deleted_max: 200,
+        hot_keys: 3000,
+        has_bases: false,
+    });
+}
+
+/// Readers load blocks while the writer evicts them, makes ordinary leaves of their stubs, and adopts newer
+/// bases.
+#[test]
+fn readers_load_blocks_that_the_writer_evicts() {
+    hammer(&Load {
+        keys: 1500,
+        readers: 3,
+        compact_every: 10,
+        compact_behind: 20,
+        deleted_max: 10,
+        hot_keys: 10,
+        has_bases: true,
+    });
 }
 
 /// A store so small that most versions that readers visit are soon compacted and freed; freed memory is
 /// poisoned.
 #[test]
 fn readers_of_a_small_store_never_see_what_was_freed() {
-    hammer(&Load { keys: 60, readers: 6, compact_every: 2, compact_behind: 40, deleted_max: 20 });
+    hammer(&Load {
+        keys: 60,
+        readers: 6,
+        compact_every: 2,
+        compact_behind: 40,
+        deleted_max: 20,
+        hot_keys: 60,
+        has_bases: false,
+    });
 }
 
 fn hammer(load: &Load) {
     let mut store = Store::new();
     let census = store.census();
+    let cache = Cache::new(1 << 14);
+    let mut settled_leaves = 0;
     let newest = Mutex::new(store.publish());
     let (stop, checks) = (AtomicBool::new(false), AtomicU64::new(0));
     std::thread::scope(|scope| {
@@ -118,11 +156,12 @@ fn hammer(load: &Load) {
         // Runs until the readers have made enough checks, and the writer has written enough batches.
         while (checks.load(Ordering::Relaxed) < 300 || batches < 300) && batches < 20_000 {
             batches += 1;
-            for _ in 0..20 {
+            let keys = if batches == 1 { load.keys } else { load.hot_keys };
+            for _ in 0..if batches == 1 { load.keys } else { 20 } {
                 let mut writer = store.begin();
                 let main = writer.revision();
                 if random.below(5) == 0 {
-                    let (start, end) = (random.key(load.keys), random.key(load.keys));
+                    let (start, end) = (random.key(keys), random.key(keys));
                     let mut visited = 0;
                     // Limited in size: otherwise nearly all keys would be tombstones.
                     let range = KeyRange::half_open(&start, &end);
@@ -130,7 +169,7 @@ fn hammer(load: &Load) {
                         writer.delete_range(range, |_| visited += 1);
                     }
                 } else {
-                    let key = random.key(load.keys);
+                    let key = random.key(keys);
                     let location = Location::new(main.0 as u32, main.0 as u32);
                     writer.put(&key, Value { location, len: 1, crc: crc_of(&key, main) }, LeaseId::NONE);
                 }
@@ -143,10 +182,33 @@ fn hammer(load: &Load) {
                 }
             }
             store.compact_step(30, |_| ());
+            if load.has_bases {
+                store.evict(20);
+                let settled = store.base().map(|base| base.blocks().settled());
+                if store.is_adopting() {
+                    settled_leaves += store.adopt_step(10).settled_leaves;
+                } else if store.is_removal_done()
+                    && store.compact_revision() > Revision::FIRST
+                    && settled.is_none_or(|settled| settled < store.compact_revision() - 1)
+                {
+                    let view = store.publish();
+                    let mut writer = BaseWriter::new(view.moment(), BLOCK_VERSIONS_MAX);
+                    while writer.step(&view, usize::MAX) {}
+                    let (blocks, moment) = (writer.finish(&view), view.moment());
+                    store.adopt(Base::new(blocks, Arc::clone(&cache)), &moment);
+                }
+            }
             // Moves values to a random location whose two halves are equal.
             let moved = random.next() as u32 & Location::SEGMENT_MAX;
-            for version in store.snapshot().range(KeyRange::ALL, Revision::CURRENT).unwrap().take(5) {
-                version.set_location(Location::new(moved, moved));
+            let values: Vec<(ChangeId, Location)> = {
+                let snapshot = store.snapshot();
+                let range = snapshot.range(KeyRange::ALL, Revision::CURRENT).unwrap().take(5);
+                range.map(|version| (version.id(), version.location())).collect()
+            };
+            // Blocks are compared without the locations of values.
+            let may_move = !store.is_adopting();
+            for (change, from) in values.into_iter().filter(|_| may_move) {
+                assert!(store.relocate(change, from, Location::new(moved, moved)).is_some());
             }
             let view = store.publish();
             *newest.lock().unwrap() = view;
@@ -154,10 +216,16 @@ fn hammer(load: &Load) {
         stop.store(true, Ordering::Relaxed);
     });
     assert!(checks.load(Ordering::Relaxed) >= 3);
+    assert!(!load.has_bases || (settled_leaves > 100 && cache.evictions() > 100));
     drop(newest);
     drop(store.publish());
     assert_eq!(store.reclaim(u64::MAX), 0);
-    assert_eq!(census.versions(), store.snapshot().versions());
+    if load.has_bases {
+        assert!(census.versions() < store.snapshot().versions());
+    } else {
+        assert_eq!(census.versions(), store.snapshot().versions());
+    }
     drop(store);
+    assert_eq!((cache.resident_bytes(), cache.evicted_bytes()), (0, 0));
     assert_eq!(census.bytes(), 0);
 }

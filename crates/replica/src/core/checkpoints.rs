@@ -340,7 +340,7 @@ mod tests {
     }
 
     const DONE: Checkpointed =
-        Checkpointed { applied_index: Index(9), whole: false, bytes: 77, paused: Duration::ZERO };
+        Checkpointed { applied_index: Index(9), whole: false, bytes: 77, paused: Duration::ZERO, base: None };
 
     #[test]
     fn one_is_due_by_bytes_entries_or_age() {

@@ -6,7 +6,7 @@ use numbers::Index;
 
 /// An error that ends the loop of the core, and with it the process.
 ///
-/// A failed disk and a log that accepts no more entries are problems of the machine. An entry that cannot be
+/// A failed disk, a block of the index that cannot be read, and a log that accepts no more entries are problems of the machine. An entry that cannot be
 /// applied is in the log of every member. All other variants are bugs in Mainstay. In none of these cases was
 /// a write acknowledged that is not on disk.
 #[derive(Debug)]
@@ -24,6 +24,8 @@ pub enum Fatal {
         /// The index of the entry.
         index: Index,
     },
+    /// A block of the index could not be read or is damaged. The text names the file and the block.
+    Index(String),
     /// Raft accepted a snapshot, but no state was received.
     NoSnapshot,
     /// Raft accepted a snapshot that differs from the state that was received.
@@ -63,6 +65,10 @@ impl fmt::Display for Fatal {
             Fatal::Unlocated { index } => {
                 write!(f, "entry {index} was committed before the log reported its location")
             }
+            Fatal::Index(fault) => write!(
+                f,
+                "a part of the index cannot be read from the checkpoint: {fault}; if the disk can be read again, start the member again; otherwise rebuild the member from the others with `mainstay rebuild`, or restore a backup"
+            ),
             Fatal::NoSnapshot => f.write_str("raft accepted a snapshot that was not received"),
             Fatal::OtherSnapshot { accepted, received } => write!(
                 f,
@@ -79,7 +85,9 @@ impl std::error::Error for Fatal {
             Fatal::LogRefused(_) => None,
             Fatal::Apply(fatal) => std::error::Error::source(&**fatal),
             Fatal::Raft(broken) => Some(broken),
-            Fatal::Unlocated { .. } | Fatal::NoSnapshot | Fatal::OtherSnapshot { .. } => None,
+            Fatal::Index(_) | Fatal::Unlocated { .. } | Fatal::NoSnapshot | Fatal::OtherSnapshot { .. } => {
+                None
+            }
         }
     }
 }

@@ -38,6 +38,7 @@ use super::compactions::Compactions;
 use super::cpu_pressure::CpuPressure;
 use super::disk_space::DiskSpace;
 use super::history::History;
+use super::index_base::IndexBase;
 use super::install::Install;
 use super::leadership::Leadership;
 use super::leases::{LeaseClocks, LeaseRules};
@@ -108,6 +109,8 @@ pub struct Parts {
     pub cause: Cause,
     /// Channel that is signaled once this member may serve clients.
     pub ready: SyncSender<()>,
+    /// Cache of the index, if it has a memory budget.
+    pub index_cache: Option<Arc<mvcc::Cache>>,
 }
 
 /// The core: one loop, which owns the raft node, the log, the state and the parts of this module. It has its
@@ -156,6 +159,7 @@ pub struct Core {
     outgoing: Outgoing,
     compactions: Compactions,
     space: DiskSpace,
+    index_base: IndexBase,
     pace: Pace,
     publication: Publication,
     lifecycle: Lifecycle,
@@ -217,6 +221,7 @@ impl Core {
             outgoing: Outgoing::default(),
             compactions: Compactions::new(parts.options.auto_compaction, compacted, batch, now),
             space: DiskSpace::new(&parts.log, MemberId(own), parts.cause, checkpoints, now),
+            index_base: IndexBase::new(parts.index_cache),
             pace: Pace::new(cpu, now),
             publication: Publication::new(&parts.machine),
             lifecycle: Lifecycle::new(parts.ready),
@@ -341,6 +346,8 @@ impl Core {
         let leases_as_of = self.pace.writing.leases_as_of(now);
         self.leases.look(self.machine.applied_index, self.node.status().commit, leases_as_of);
         self.remove_slice(now);
+        self.work_on_index(now);
+        self.check_index()?;
         // The calls from here on rely on this publication: after it, the newest view shows the same state as
         // the machine, unless an entry is partly applied.
         self.publish();
@@ -414,6 +421,7 @@ impl Core {
         let (memory, index) = (&self.shared.diagnostics.memory, self.machine.store.allocated());
         set(&memory.index_objects, index.versions() + index.nodes() + index.separators());
         set(&memory.index_bytes, index.bytes());
+        set(&memory.index_pinned_bytes, self.machine.store.stats().pinned_bytes);
         set(&memory.window_bytes, self.node.tail_bytes() as u64);
         set(&memory.queued_bytes, self.queued_bytes() as u64);
     }
@@ -429,7 +437,12 @@ impl Core {
         if let Some(left) = self.round_waits(now) {
             patience = patience.min(left);
         }
-        if self.lease_slices_wait() || self.has_to_apply() || self.questions.is_due(self.machine.is_whole()) {
+        let has_index_work = self.machine.is_whole() && self.index_base.has_work(&self.machine.store);
+        if has_index_work
+            || self.lease_slices_wait()
+            || self.has_to_apply()
+            || self.questions.is_due(self.machine.is_whole())
+        {
             patience = Duration::ZERO;
         }
         match self.batching_wait(now) {

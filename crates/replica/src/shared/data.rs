@@ -1,8 +1,8 @@
 //! Gives threads other than the core access to the stored data: values in the log, hashes of compactions, the
 //! registration of long-running readers, and the size of the data on disk. [`Data`] is the entry point.
 
-use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, OnceLock};
 
 use storage::compaction_hash::CompactionHashes;
 use storage::readers::Readers;
@@ -23,6 +23,8 @@ pub struct Data {
     pub long_work: LongWork,
     /// Hashes of the states at the last compactions. The HashKV call returns them.
     pub compaction_hashes: CompactionHashes,
+    /// Cache of the blocks of the index, if it has a memory budget. Boot sets it once, before the member runs.
+    index_cache: OnceLock<Arc<mvcc::Cache>>,
     /// Bytes of the data directory on disk: log and checkpoints.
     disk_bytes: AtomicU64,
     /// True if the files may contain compressed values.
@@ -42,9 +44,27 @@ impl Data {
             long_reads: Arc::default(),
             long_work: LongWork::new(sources),
             compaction_hashes: CompactionHashes::default(),
+            index_cache: OnceLock::new(),
             disk_bytes: AtomicU64::new(0),
             compressed_values: AtomicBool::new(false),
         }
+    }
+
+    /// Sets the cache of the blocks of the index, of a member whose index has a memory budget.
+    pub fn set_index_cache(&self, cache: Arc<mvcc::Cache>) {
+        // The error is ignored: boot calls this once.
+        let _ = self.index_cache.set(cache);
+    }
+
+    /// Returns the cache of the blocks of the index, if the index has a memory budget.
+    pub fn index_cache(&self) -> Option<&Arc<mvcc::Cache>> {
+        self.index_cache.get()
+    }
+
+    /// Returns the message of a block of the index that could not be read. What was read since may be wrong
+    /// and must not be sent to a client.
+    pub fn index_fault(&self) -> Option<&str> {
+        self.index_cache.get().and_then(|cache| cache.fault())
     }
 
     /// Returns true if the member's files may contain compressed values, or will: their format is then a later one.

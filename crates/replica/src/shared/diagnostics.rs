@@ -70,6 +70,9 @@ pub struct CoreMemory {
     pub index_objects: AtomicU64,
     /// Bytes of the records, nodes and separators that [`Self::index_objects`] counts.
     pub index_bytes: AtomicU64,
+    /// Bytes by which the index has grown since it last adopted a checkpoint in blocks
+    /// ([`mvcc::Stats::pinned_bytes`]).
+    pub index_pinned_bytes: AtomicU64,
     /// Bytes of the newest log entries, which are kept in memory for followers.
     pub window_bytes: AtomicU64,
     /// Bytes of entries that wait to be written to the log, or to be applied.

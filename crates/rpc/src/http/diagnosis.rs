@@ -121,7 +121,8 @@ pub(super) fn answer(shared: &Shared, request: &Request<Bytes>) -> Response<Byte
         "file_bytes": sum(|segment| segment.file_bytes),
         "used_bytes": sum(|segment| segment.used_bytes),
     });
-    let formats = Formats::of_this_release(shared.data.has_compressed_values());
+    let formats =
+        Formats::of_this_release(shared.data.has_compressed_values(), shared.data.index_cache().is_some());
     let format = |format: &Format| json!({ "reads": [format.reads.start(), format.reads.end()], "writes": format.writes });
     let mut page = json!({
         "version": env!("CARGO_PKG_VERSION"),

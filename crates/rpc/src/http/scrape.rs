@@ -38,6 +38,7 @@ pub fn scrape(shared: &Shared, counters: &FrontCounters, tells_names: bool) -> S
     copy_front(&shared.diagnostics.metrics, &counters);
     copy_zones_of_clients(shared, &counters);
     copy_log(&shared.diagnostics.metrics, shared.data.values.figures());
+    copy_index(shared);
     shared.diagnostics.metrics.disk.core_lent_to_log.raise_to(shared.core.lent_to_log.load(Relaxed));
     copy_state(shared, &shared.state.load());
     copy_heavy(shared, tells_names && shared.diagnostics.heavy_hitters_in_metrics);
@@ -81,6 +82,17 @@ fn copy_front(metrics: &Metrics, shards: &[Arc<ShardCounters>]) {
     metrics.network.client_grpc_received_bytes.raise_to(sum(|shard| shard.bytes_received.load(Relaxed)));
     metrics.network.client_grpc_sent_bytes.raise_to(sum(|shard| shard.bytes_sent.load(Relaxed)));
     metrics.network.connections_drained.raise_to(sum(|shard| shard.connections_drained.load(Relaxed)));
+}
+
+fn copy_index(shared: &Shared) {
+    let (metrics, memory) = (&shared.diagnostics.metrics.index, &shared.diagnostics.memory);
+    metrics.bytes.set_u64(memory.index_bytes.load(Relaxed));
+    let Some(cache) = shared.data.index_cache() else { return };
+    metrics.budget_bytes.set_u64(cache.budget_bytes());
+    metrics.pinned_bytes.set_u64(memory.index_pinned_bytes.load(Relaxed));
+    metrics.block_bytes.set_u64(cache.resident_bytes());
+    metrics.block_loads.raise_to(cache.loads());
+    metrics.block_evictions.raise_to(cache.evictions());
 }
 
 /// Adds up the bytes of clients in other zones. A member without a zone has none that are other.

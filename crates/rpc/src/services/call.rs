@@ -29,6 +29,7 @@ use super::principal::{Asker, Asks, Principal};
 use super::stages::{Begun, Confirmed, Making, Told};
 use super::strangers::Place;
 use super::traced::Trace;
+use super::walk::index_unreadable;
 use crate::audit;
 
 /// One unary call, from its arrival to its response.
@@ -208,6 +209,9 @@ impl Call {
     /// code.
     #[inline]
     pub fn end(&mut self, answer: &mut Result<Answer, Status>) {
+        if let Some(fault) = self.shared().data.index_fault() {
+            *answer = Err(index_unreadable(fault));
+        }
         let stages = match self.path {
             Path::Unreported => None,
             Path::Core { what, asked, revision: Some(revision), is_counted } => {

@@ -23,6 +23,7 @@ use planted::{Bug, Measure};
 
 use super::call::{Applied, Call};
 use super::choose::READ_AT_ONCE;
+use super::preload::ranges_of;
 use super::walk::{BYTES_AT_ONCE, KEYS_PER_SLICE, failed, slice};
 use super::{Services, UNPARSEABLE, answers, decode, whole};
 use crate::encode;
@@ -88,7 +89,11 @@ pub(super) async fn put(call: &mut Call, message: Bytes) -> Result<Answer, Statu
     call.allowed(|call| call.may(|gate| gate.put(&request, &Leases::default()))).await?;
     call.services.check_quota(check::put_cost(&request))?;
     call.note_value(&request);
+    let preload = call.services.preload(|| vec![(request.key.clone(), Bytes::new())]);
     drop(request);
+    if let Some(preload) = preload {
+        preload.await;
+    }
     let reply = call.send_write(field::PUT, message, "Put")?.await?;
     let Applied { outcome, state, header } = call.applied(reply)?;
     let Outcome::Put { revision, previous } = outcome else { return Err(error::STOPPED) };
@@ -113,7 +118,11 @@ pub(super) async fn delete_range(call: &mut Call, message: Bytes) -> Result<Answ
     if !request.range_end.is_empty() {
         call.expensive()?;
     }
+    let preload = call.services.preload(|| vec![(request.key.clone(), request.range_end.clone())]);
     drop(request);
+    if let Some(preload) = preload {
+        preload.await;
+    }
     let applied = call.propose(field::DELETE_RANGE, message, "DeleteRange").await?;
     let Outcome::DeleteRange(deleted) = applied.outcome else { return Err(error::STOPPED) };
     let header = ResponseHeader { revision: deleted.revision.0, ..applied.header };
@@ -142,6 +151,9 @@ pub(super) async fn txn(call: &mut Call, message: Bytes) -> Result<Answer, Statu
     call.expense(|now| check::txn_expense(&request, now))?;
     if check::txn_is_read_only(&request) {
         drop(message);
+        if let Some(preload) = services.preload(|| ranges_of(&request)) {
+            preload.await;
+        }
         return Box::pin(read_only_txn(call, request, held)).await;
     }
     call.allowed(|call| may_txn(call, &request)).await?;
@@ -158,7 +170,11 @@ pub(super) async fn txn(call: &mut Call, message: Bytes) -> Result<Answer, Statu
         }
     }
     let compared = machine::txn::compares_values(&request).then(|| Compared::of(&request));
+    let preload = services.preload(|| ranges_of(&request));
     drop(request);
+    if let Some(preload) = preload {
+        preload.await;
+    }
     if let Some(compared) = compared {
         Box::pin(fetch_compared(&services, compared)).await?;
     }

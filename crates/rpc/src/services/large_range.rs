@@ -21,7 +21,8 @@ use mvcc::{KeyRange, Version};
 use super::choose::{Chooser, Seen, gathered_bytes_max, read_at_once};
 use super::large_value::{self, LargeValue, Part};
 use super::walk::{
-    BYTES_AT_ONCE, KVS, key_range, keys_per_slice, kv_field_len, note_walk, projected, put_kv_field, slice,
+    BYTES_AT_ONCE, KVS, intact, key_range, keys_per_slice, kv_field_len, note_walk, projected, put_kv_field,
+    slice,
 };
 use super::{Services, pieces};
 use crate::encode::{header_len, put_header};
@@ -118,6 +119,12 @@ impl Rest {
     /// Returns the next piece and its end. If values were missing, the caller fetches them and calls this
     /// again.
     pub(super) fn piece(&self, bytes_max: usize) -> Result<(Bytes, Through), Status> {
+        let made = self.make_piece(bytes_max);
+        intact(&self.state)?;
+        made
+    }
+
+    fn make_piece(&self, bytes_max: usize) -> Result<(Bytes, Through), Status> {
         let bytes_max = bytes_max.min(BYTES_AT_ONCE);
         let slice = slice(&self.state)?;
         let snapshot = slice.snapshot();

@@ -26,6 +26,7 @@ use telemetry::logging::Value;
 
 use super::Services;
 use super::strangers::Place;
+use super::walk::index_unreadable;
 use crate::audit::Who;
 use crate::watch::Permit;
 
@@ -381,6 +382,9 @@ impl Services {
     /// Returns an error if the auth revision changed, or if the principal has no user and authentication is
     /// enabled.
     pub(super) fn still(&self, principal: &Principal) -> Result<(), Status> {
+        if let Some(fault) = self.shared.data.index_fault() {
+            return Err(index_unreadable(fault));
+        }
         let state = self.shared.state.load();
         if principal.revision == 0 {
             return if state.auth.is_enabled() { Err(error::USER_EMPTY) } else { Ok(()) };

@@ -19,7 +19,7 @@ use api::etcdserverpb::{RangeRequest, ResponseHeader};
 use api::wire::{number_len, put_number};
 use arc_swap::Guard;
 use bytes::{Bytes, BytesMut};
-use front::{Answer, Head};
+use front::{Answer, Head, LocalBoxFuture};
 use machine::Values;
 use machine::check;
 use machine::range::{self, Selection};
@@ -58,6 +58,8 @@ pub(super) enum Attempted {
     /// The read needs a confirmation. The slot is the one that an unauthenticated caller holds while it
     /// waits; `None` for other callers.
     Unconfirmed(Timing, Option<Place>),
+    /// Blocks of the index that the read needs are not in memory. The future loads them.
+    Absent(Timing, LocalBoxFuture<()>),
     /// The response cannot be made in one step.
     Unmade(Box<Unmade>),
 }
@@ -129,6 +131,9 @@ pub(super) fn at_once(
     call.expense(|now| check::range_is_expensive(request, now).into())?;
     let is_fresh = || freshness.is_none_or(|freshness| freshness.allows(as_of, &state, timing.began));
     if request.serializable && is_fresh() || state.reads_local && freshness.is_none() {
+        if let Some(preload) = preload(call, request, &state)? {
+            return Ok(Attempted::Absent(timing, preload));
+        }
         return Ok(match from_state(call, request, timing, state)? {
             Ok(answer) => Attempted::Answered(answer),
             Err(unmade) => Attempted::Unmade(unmade),
@@ -149,13 +154,24 @@ pub(super) async fn go_on(
     let made = match attempted {
         Attempted::Answered(answer) => Ok(answer),
         Attempted::Unmade(unmade) => Err(unmade),
+        Attempted::Absent(timing, preload) => {
+            preload.await;
+            // This state is at least as new as the one in which the blocks were absent.
+            let state = call.shared().state.load();
+            from_state(call, &request, timing, state)?
+        }
         Attempted::Unconfirmed(timing, place) => {
             let confirmed = call.confirmed(place).await;
             let confirmed = Some(confirmed.map_err(|status| match freshness {
                 Some(freshness) => freshness.unconfirmed(&status),
                 None => status,
             })?);
-            let state = call.shared().state.load();
+            let mut state = call.shared().state.load();
+            if let Some(preload) = preload(call, &request, &state)? {
+                drop(state);
+                preload.await;
+                state = call.shared().state.load();
+            }
             if let Some(freshness) = freshness {
                 freshness.check_confirmed(&state)?;
             }
@@ -177,6 +193,21 @@ pub(super) async fn range(call: &mut Call, message: Bytes) -> Result<Answer, Sta
     let request = checked(message)?;
     let attempted = at_once(call, &request, None)?;
     go_on(call, request, None, attempted).await
+}
+
+/// Returns a future that loads the blocks of the index that the range needs; `None` if they are in memory. Returns
+/// an error if the user has no right to read the range.
+fn preload(
+    call: &Call,
+    request: &RangeRequest,
+    state: &Published,
+) -> Result<Option<LocalBoxFuture<()>>, Status> {
+    let services = &call.services;
+    if services.shared.data.index_cache().is_none() {
+        return Ok(None);
+    }
+    services.gate(state, call.principal()?).read(&request.key, &request.range_end)?;
+    Ok(services.preload(|| vec![(request.key.clone(), request.range_end.clone())]))
 }
 
 /// Answers from `state`, if the user has the right to read the range and if that takes little time. `state`

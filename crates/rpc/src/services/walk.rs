@@ -79,8 +79,24 @@ pub(super) fn slice(state: &AsOf) -> Result<Slice, Status> {
     state.slice().map_err(|Overtaken| overtaken(state))
 }
 
+/// Returns an error if a slice of a long range may be incomplete, because a part of the index could not be read.
+pub(super) fn intact(state: &AsOf) -> Result<(), Status> {
+    state.intact().map_err(|Overtaken| overtaken(state))
+}
+
+/// Returns the error of every call after a part of the index could not be read. The member stops.
+pub(crate) fn index_unreadable(fault: &str) -> Status {
+    Status::with(
+        Code::Unavailable,
+        format!("mainstay: a part of the index cannot be read, so this member stops: {fault}"),
+    )
+}
+
 /// Returns the error for a reader whose state no longer exists.
 pub(super) fn overtaken(state: &AsOf) -> Status {
+    if let Some(fault) = state.fault() {
+        return index_unreadable(&fault);
+    }
     if state.is_replaced() { REPLACED } else { error::COMPACTED }
 }
 

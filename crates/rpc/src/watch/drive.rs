@@ -23,6 +23,7 @@ use super::permit::Permit;
 use super::portion::UNLIMITED;
 use super::queued::{Body, Queued};
 use super::stream::RoomSource;
+use crate::services::index_unreadable;
 
 /// Maximum number of requests that a stream answers in one poll before other tasks run.
 const REQUESTS_PER_POLL_MAX: usize = 128;
@@ -178,6 +179,10 @@ impl<R: Requests, W: Responses> Drive<R, W> {
         let mut again = self.read(cx)?;
         again |= self.tick(cx);
         hub.tell_progress(&stream);
+        if let Some(fault) = hub.index_fault() {
+            // Events may lack previous values.
+            return Poll::Ready(Err(index_unreadable(&fault)));
+        }
         let sent_all = self.write(cx)?;
         if let Some(status) = stream.ending() {
             return Poll::Ready(Err(status));

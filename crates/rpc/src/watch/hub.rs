@@ -157,6 +157,11 @@ impl Drop for Hub {
 }
 
 impl Hub {
+    /// Returns the message of a block of the index that could not be read.
+    pub(super) fn index_fault(&self) -> Option<String> {
+        self.shared.data.index_fault().map(str::to_owned)
+    }
+
     /// Returns the hub of this shard, at the current published state.
     pub fn new(shared: Arc<Shared>, shard: usize, values: Rc<dyn Source>) -> Rc<Hub> {
         let state = shared.state.load_full();

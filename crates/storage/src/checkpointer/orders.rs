@@ -8,9 +8,9 @@ use std::time::Duration;
 
 use bytes::Bytes;
 use log::Compressed;
-use machine::image::Head;
+use machine::image::{BaseError, Head};
 use machine::{AsOf, Overtaken, SegmentUse};
-use mvcc::Location;
+use mvcc::{Base, Location};
 use numbers::{ChangeId, Index};
 
 use crate::nospace::Cause;
@@ -18,7 +18,7 @@ use crate::terms::Terms;
 
 /// Describes a durable checkpoint. It covers at least the log entries that the previous checkpoint covers,
 /// and only applied entries.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Checkpointed {
     /// Index of the last log entry that the checkpoint covers.
     pub applied_index: Index,
@@ -30,6 +30,8 @@ pub struct Checkpointed {
     /// Total time of the pauses during this checkpoint, which keep the checkpointer from using more than a
     /// small part of a processor core. Under load this is most of the checkpoint's duration.
     pub paused: Duration,
+    /// The base that was written, if it is in blocks, so that the index can read from it.
+    pub base: Option<Arc<Base>>,
 }
 
 /// Reason why a checkpoint failed. The previous checkpoint stays valid.
@@ -39,6 +41,17 @@ pub enum CheckpointError {
     Files(log::OpenError),
     /// The state was compacted while it was being written, so versions are missing.
     Overtaken(Overtaken),
+    /// A value was moved within the log while a base in blocks was written.
+    Moved,
+}
+
+impl From<BaseError> for CheckpointError {
+    fn from(error: BaseError) -> CheckpointError {
+        match error {
+            BaseError::Overtaken(error) => CheckpointError::Overtaken(error),
+            BaseError::Moved => CheckpointError::Moved,
+        }
+    }
 }
 
 impl From<log::OpenError> for CheckpointError {
@@ -66,6 +79,7 @@ impl fmt::Display for CheckpointError {
         match self {
             CheckpointError::Files(error) => error.fmt(f),
             CheckpointError::Overtaken(error) => error.fmt(f),
+            CheckpointError::Moved => BaseError::Moved.fmt(f),
         }
     }
 }
@@ -74,7 +88,7 @@ impl std::error::Error for CheckpointError {
     fn source(&self) -> Option<&(dyn std::error::Error + 'static)> {
         match self {
             CheckpointError::Files(error) => error.source(),
-            CheckpointError::Overtaken(_) => None,
+            CheckpointError::Overtaken(_) | CheckpointError::Moved => None,
         }
     }
 }

@@ -27,6 +27,7 @@ fn surface(log: &log::Log, view: Arc<View>, compresses: bool) -> (Surface, Recei
         newest: Box::new(move || Arc::clone(&view)),
         tell: Box::new(move |event| sender.send(event).expect("the test waits")),
         compresses,
+        cache: None,
         metrics: Arc::new(Metrics::new(&[], MetricsDetail::Basic)),
     };
     (member, told)
@@ -35,7 +36,7 @@ fn surface(log: &log::Log, view: Arc<View>, compresses: bool) -> (Surface, Recei
 fn level(from: i64, to: i64, file_bytes: u64) -> Level {
     let (from, to) = (Revision(from), Revision(to));
     let name = Level::name(from, to, Index(7), &[]);
-    Level { from, to, run: Run { name, file_bytes, total_crc: 0 } }
+    Level { from, to, run: Run { name, file_bytes, total_crc: 0 }, companions: None }
 }
 
 #[test]

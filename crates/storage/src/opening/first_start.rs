@@ -50,6 +50,7 @@ fn start(
         force_new_cluster: false,
         peer_urls: Vec::new(),
         rules: Rules { learners_max: 1 },
+        memory_budget: None,
         heartbeat_interval: Duration::from_millis(100),
         election_timeout: Duration::from_secs(1),
         pre_vote: true,

@@ -3,7 +3,7 @@ use std::task::{Context, Poll};
 
 use disk::MemDisk;
 
-use numbers::{ClusterId, Index, MemberId};
+use numbers::{ClusterId, Index, MemberId, Revision};
 
 use super::reading::TAKEN_BACK_MAX;
 use super::*;
@@ -301,4 +301,96 @@ fn threads_read_and_end_with_their_readers() {
         assert!(std::time::Instant::now() < deadline, "a thread goes on");
         thread::yield_now();
     }
+}
+
+/// Settled blocks of one key each.
+struct Few(std::sync::atomic::AtomicU64);
+
+impl mvcc::Blocks for Few {
+    fn settled(&self) -> Revision {
+        Revision(9)
+    }
+
+    fn key_blocks(&self) -> u32 {
+        4
+    }
+
+    fn change_blocks(&self) -> u32 {
+        0
+    }
+
+    fn key_block(&self, number: u32) -> mvcc::KeyBlock<'_> {
+        mvcc::KeyBlock { first_key: &FEW_KEYS[number as usize..][..1], versions: 1, is_settled: true }
+    }
+
+    fn change_block(&self, _number: u32) -> mvcc::ChangeBlock {
+        unreachable!("there are none")
+    }
+
+    fn read(
+        &self,
+        block: mvcc::BlockId,
+        visit: &mut dyn FnMut(&mvcc::LoadedVersion<'_>, u32),
+    ) -> Result<(), String> {
+        self.0.fetch_add(1, std::sync::atomic::Ordering::Relaxed);
+        let mvcc::BlockId::Keys(number) = block else { return Err("there are none".to_owned()) };
+        let main = Revision(2 + i64::from(number));
+        let version = mvcc::LoadedVersion {
+            key: self.key_block(number).first_key,
+            main,
+            sub: 0,
+            create_revision: main,
+            version: 1,
+            lease: numbers::LeaseId::NONE,
+            value: Value::default(),
+        };
+        visit(&version, mvcc::NO_BLOCK);
+        Ok(())
+    }
+
+    fn describe(&self, block: mvcc::BlockId) -> String {
+        format!("{block:?}")
+    }
+}
+
+const FEW_KEYS: &[u8] = b"aceg";
+
+#[test]
+fn blocks_are_loaded_by_the_threads_unless_their_call_is_dropped() {
+    let (readers, _log) = readers();
+    let few = Arc::new(Few(std::sync::atomic::AtomicU64::new(0)));
+    let base = mvcc::Base::new(Arc::<Few>::clone(&few), mvcc::Cache::new(1 << 20));
+    let mut loader = mvcc::Loader::with_base(0, Revision(20), base);
+    (0..4).for_each(|number| loader.push_block(number).expect("in order"));
+    let current = Revision(20);
+    let mut store = loader.finish(current, current).expect("is whole");
+    let view = store.publish();
+    let absent = |max| view.snapshot().absent(mvcc::KeyRange::ALL, max);
+    let reads = || few.0.load(std::sync::atomic::Ordering::Relaxed);
+    let poll =
+        |loading: &mut Loading| Pin::new(loading).poll(&mut Context::from_waker(Waker::noop())).is_ready();
+    assert!(poll(&mut readers.load(Vec::new())));
+    // A call that goes away does not let its blocks be read.
+    let mut dropped = readers.load(absent(2));
+    assert!(!poll(&mut dropped));
+    drop(dropped);
+    let mut loading = readers.load(absent(3));
+    assert!(!poll(&mut loading) && readers.has_work());
+    // A value of the core goes first.
+    let mut first = readers.read_first(&[value(100, 10)]);
+    assert!(poll_reading(&mut first));
+    assert!(readers.step());
+    assert!(!poll_reading(&mut first) && reads() == 0);
+    for step in 0..5 {
+        assert!(!poll(&mut loading), "step {step}");
+        assert!(readers.step());
+    }
+    assert!(poll(&mut loading) && !readers.has_work());
+    assert_eq!(reads(), 3);
+    assert_eq!(absent(9).len(), 1);
+}
+
+/// Returns true if the reading is pending.
+fn poll_reading(reading: &mut Reading) -> bool {
+    poll(reading).is_pending()
 }

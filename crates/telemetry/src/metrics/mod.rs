@@ -21,8 +21,8 @@ pub use grpc::{GrpcMetrics, MethodMetrics, MethodTotals};
 pub use process::{file_descriptor_limit, open_files_max};
 pub use series::{Buckets, Counter, Distribution, Gauge, Histogram, Total};
 pub use table::{
-    AuditMetrics, BackupMetrics, DiskMetrics, HealthMetrics, LeaseMetrics, LongReadMetrics, MvccMetrics,
-    NetworkMetrics, ScrapeMetrics, ServerMetrics, ShadowMetrics, StateHashMetrics, TlsMetrics,
+    AuditMetrics, BackupMetrics, DiskMetrics, HealthMetrics, IndexMetrics, LeaseMetrics, LongReadMetrics,
+    MvccMetrics, NetworkMetrics, ScrapeMetrics, ServerMetrics, ShadowMetrics, StateHashMetrics, TlsMetrics,
     TracingMetrics, ValueCompressionMetrics,
 };
 pub use text::{CONTENT_TYPE, MetricType};
@@ -64,6 +64,8 @@ pub struct Metrics {
     pub lease: LeaseMetrics,
     /// Metrics of the write-ahead log and the checkpoints.
     pub disk: DiskMetrics,
+    /// Metrics of the memory of the index.
+    pub index: IndexMetrics,
     /// Metrics of the compression of values.
     pub value_compression: ValueCompressionMetrics,
     /// Metrics of the traffic with clients and other members.
@@ -123,6 +125,7 @@ impl Metrics {
             audit: AuditMetrics::register(&mut registry),
             lease: LeaseMetrics::register(&mut registry),
             disk: DiskMetrics::register(&mut registry),
+            index: IndexMetrics::register(&mut registry),
             value_compression: ValueCompressionMetrics::register(&mut registry),
             network: NetworkMetrics::register(&mut registry),
             state_hash: StateHashMetrics::register(&mut registry),

@@ -178,6 +178,18 @@ group! {
 }
 
 group! {
+    /// Metrics of the memory of the index.
+    IndexMetrics {
+        budget_bytes: Gauge = "mainstay_index_memory_budget_bytes", "Value of --memory-budget; 0 if all of the index is in memory.";
+        bytes: Gauge = "mainstay_index_bytes", "Bytes of the part of the index that is in memory in any case: versions, nodes and separators.";
+        pinned_bytes: Gauge = "mainstay_index_pinned_bytes", "With --memory-budget: bytes by which that part has grown since the index last adopted a checkpoint in blocks. More than half of the budget makes another one due after the next compaction.";
+        block_bytes: Gauge = "mainstay_index_block_bytes", "With --memory-budget: bytes of the blocks of the index that are in memory.";
+        block_loads: Total = "mainstay_index_block_loads_total", "Blocks of the index that were read from a checkpoint.";
+        block_evictions: Total = "mainstay_index_block_evictions_total", "Blocks of the index that were evicted from memory.";
+    }
+}
+
+group! {
     /// Metrics of the compression of values.
     ValueCompressionMetrics {
         compressed: Counter = "mainstay_value_compression_compressed_total", "Values that were compressed when they were moved out of old segments of the log.";

@@ -438,6 +438,29 @@ const ROWS: &[(&str, &[Written])] = &[
                 ],
             ),
             chart(
+                "Memory of the index",
+                "bytes",
+                "The part that is in memory in any case and, with --memory-budget, its growth since the last checkpoint in blocks, the blocks in memory, and the budget.",
+                &[
+                    ("mainstay_index_bytes{#}", "{{instance}}"),
+                    ("mainstay_index_pinned_bytes{#}", "{{instance}} growth"),
+                    ("mainstay_index_block_bytes{#}", "{{instance}} blocks"),
+                    ("mainstay_index_memory_budget_bytes{#}", "{{instance}} budget"),
+                ],
+            ),
+            chart(
+                "Blocks of the index",
+                "cps",
+                "With --memory-budget: blocks read from the checkpoint, and evicted. As many as reads: the budget is too small for the keys in use.",
+                &[
+                    ("rate(mainstay_index_block_loads_total{#}[$__rate_interval])", "{{instance}} read"),
+                    (
+                        "rate(mainstay_index_block_evictions_total{#}[$__rate_interval])",
+                        "{{instance}} evicted",
+                    ),
+                ],
+            ),
+            chart(
                 "Compressed values",
                 "Bps",
                 "With --value-compression=zstd: values compressed in the background, before and after.",

@@ -185,6 +185,7 @@ impl Core {
         self.answers.replaced();
         self.shared.diagnostics.metrics.long_reads.overtaken.add(overtaken as u64);
         let replaced = std::mem::replace(&mut self.machine, *machine);
+        self.index_base.state_replaced();
         self.set_witness()?;
         // The queue is cleared, because the new state already includes the entry that was partly applied and
         // the entries that waited after it.
@@ -211,6 +212,7 @@ impl Core {
         let head = self.checkpoint_head();
         let order = Order::Checkpoint { head, state, whole: true, terms };
         if self.workers.order(order) {
+            self.index_base.ordered(moment, true);
             self.install.saving();
             self.space.checkpoints.begun(self.log.figures().written_bytes(), now);
             if planted::is(Bug::SnapshotAcknowledgedEarly) {
