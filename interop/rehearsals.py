@@ -110,7 +110,7 @@ def page(results):
              "step: HashKV at several revisions, keys, leases, members. `short` means that a part was run.", "",
              "```console",
              "interop/rehearsals.py --mainstay PATH --etcd PATH --etcd PATH --etcdctl PATH --interop PATH --previous PATH --round-trip DIR \\",
-             "    --results rehearsals.json --full --document docs/rehearsals.md", "```", "",
+             "    --results interop/rehearsals.json --full --document docs/rehearsals.md", "```", "",
              "| rehearsal | etcd | Mainstay | date | checks | failed | seconds | |", "|---|---|---|---|---|---|---|---|"]
     missing = []
     for rehearsal in REHEARSALS:
