@@ -67,7 +67,8 @@ class Plane(Kubernetes):
     periods = [f"--etcd-compaction-interval={COMPACTION_SECONDS}s", "--etcd-healthcheck-timeout=10s", "--profiling=false"]
 
     def __init__(self, programs, store, directory, nodes):
-        self.nodes, self.parts, self.used, self.restarts = nodes, {}, {}, {}
+        # Processor time of processes that have ended, and of those that run as it was a moment ago.
+        self.nodes, self.parts, self.used, self.latest, self.restarts = nodes, {}, {}, {}, {}
         self.lock, self.ending = threading.Lock(), False
         self.process = self.kubelets = None
         self.kubelets_port = free_port()
@@ -108,7 +109,10 @@ class Plane(Kubernetes):
         while not self.ending:
             with self.lock:
                 for name, process in list(self.parts.items()):
-                    if process.poll() is not None and not self.ending:
+                    if process.poll() is None:
+                        self.latest[name] = processor_time(process.pid)
+                    elif not self.ending:
+                        self.used[name] = self.used.get(name, 0) + self.latest.pop(name, 0)
                         self.restarts[name] = self.restarts.get(name, 0) + 1
                         self.start_part(name)
             time.sleep(1)
