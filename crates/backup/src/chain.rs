@@ -2,7 +2,10 @@
 
 use bytes::Bytes;
 
-use crate::manifest::{Catalog, EarlierEpochs, EpochList, FORMAT, Manifest, Part};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+
+use crate::manifest::{Catalog, EarlierEpochs, EpochList, FORMAT, FORMAT_NEWEST, Manifest, Part};
 use crate::object::sha256;
 use crate::store::{Creation, Store};
 use crate::trouble::{Fault, Trouble};
@@ -111,17 +114,7 @@ impl<'s> Chain<'s> {
     pub fn read(&self, sequence: u64) -> Result<(Manifest, String), Trouble> {
         let name = self.full(&Manifest::name(sequence));
         let data = self.store.read(&name)?.ok_or_else(|| Trouble::damaged(&name, "is missing"))?;
-        let manifest: Manifest = serde_json::from_slice(&data)
-            .map_err(|error| Trouble::damaged(&name, format!("cannot be read: {error}")))?;
-        if manifest.format != FORMAT {
-            return Err(Trouble::new(
-                Fault::Refused,
-                format!(
-                    "{name} has format {}, which this release does not know: use a newer one",
-                    manifest.format
-                ),
-            ));
-        }
+        let manifest = manifest_of(&name, &data)?;
         if manifest.cluster != self.cluster || manifest.sequence != sequence {
             return Err(Trouble::damaged(
                 &name,
@@ -306,6 +299,33 @@ impl<'s> Chain<'s> {
             },
         }
     }
+}
+
+/// The part of a manifest that every release reads.
+#[derive(Deserialize)]
+struct AnyManifest {
+    format: u32,
+}
+
+/// Reads a manifest. One that another release has written is refused, and not taken for damaged: damaged ones are skipped.
+fn manifest_of(name: &str, data: &[u8]) -> Result<Manifest, Trouble> {
+    let refused = |why: String| Trouble::new(Fault::Refused, format!("{name} {why}"));
+    match serde_json::from_slice::<AnyManifest>(data) {
+        Ok(any) if !(FORMAT..=FORMAT_NEWEST).contains(&any.format) => {
+            return Err(refused(format!(
+                "has format {}, which this release does not know: use a newer one",
+                any.format
+            )));
+        }
+        _ => {}
+    }
+    serde_json::from_slice(data).map_err(|error| match serde_json::from_slice::<IgnoredAny>(data) {
+        Ok(_) => refused(format!(
+            "has something that this release does not know ({error}): use a newer one. If there is none, it is damaged: move \
+             it away, and `mainstay backup run` goes on after the one before"
+        )),
+        Err(_) => Trouble::damaged(name, format!("cannot be read: {error}")),
+    })
 }
 
 /// Returns the number of the manifest of this name.
