@@ -16,6 +16,9 @@ const NUMBER_MAX: u64 = u64::MAX / 2;
 /// Maximum number of newest manifests that are skipped because they are damaged.
 const DAMAGED_MAX: usize = 8;
 
+/// Maximum number of manifests that are skipped because they are damaged or follow a damaged one.
+const SKIPPED_MAX: u64 = 256;
+
 /// The chain of one cluster in a store.
 #[derive(Clone, Copy)]
 pub struct Chain<'s> {
@@ -211,15 +214,43 @@ impl<'s> Chain<'s> {
         Err(first.unwrap_or_else(|| Trouble::damaged(&self.full(&Manifest::name(newest)), "is missing")))
     }
 
-    /// Returns the newest manifest that can be read, with the parts of its epoch; `None` if there is no manifest. The
-    /// links of the manifests that are read are verified.
+    /// Returns the newest manifest that can be read and whose epoch is known, with the parts of that epoch; `None` if
+    /// there is no manifest. The links of the manifests that are read are verified. Manifests that follow a damaged one
+    /// count as damaged, until a catalog lists the parts of all.
     ///
     /// # Errors
     ///
     /// Returns the error of the store, or what is damaged.
     pub fn head(&self) -> Result<Option<Head>, Trouble> {
         let Some(newest) = self.newest()? else { return Ok(None) };
-        let (mut manifest, digest, damaged) = self.newest_readable(newest)?;
+        let (mut from, mut damaged) = (newest, Vec::new());
+        loop {
+            let (manifest, digest, mut behind) = self.newest_readable(from)?;
+            let number = manifest.sequence;
+            behind.append(&mut damaged);
+            match self.head_at(manifest, digest) {
+                Ok(head) => return Ok(Some(Head { damaged: behind, ..head })),
+                Err((broken, trouble))
+                    if trouble.fault == Fault::Damaged
+                        && (2..number).contains(&broken)
+                        && newest - broken < SKIPPED_MAX =>
+                {
+                    damaged.push((broken, trouble.text));
+                    damaged.extend(
+                        (broken + 1..=number)
+                            .map(|number| (number, format!("{} follows it", Manifest::name(number)))),
+                    );
+                    damaged.append(&mut behind);
+                    from = broken - 1;
+                }
+                Err((_, trouble)) => return Err(trouble),
+            }
+        }
+    }
+
+    /// Returns the head if this manifest is the newest. An error has the number of the manifest that is damaged, or 0.
+    fn head_at(&self, mut manifest: Manifest, digest: String) -> Result<Head, (u64, Trouble)> {
+        let elsewhere = |trouble: Trouble| (0, trouble);
         let catalog = match &manifest.catalog {
             Some(known) => match self.catalog(&known.object, manifest.epoch) {
                 Ok(catalog) => Some(catalog.parts),
@@ -228,7 +259,7 @@ impl<'s> Chain<'s> {
                     manifest.catalog = None;
                     None
                 }
-                Err(trouble) => return Err(trouble),
+                Err(trouble) => return Err(elsewhere(trouble)),
             },
             None => None,
         };
@@ -239,7 +270,8 @@ impl<'s> Chain<'s> {
         let mut next = manifest.clone();
         let mut first = (manifest.base.is_some()).then(|| manifest.clone());
         while next.sequence > through + 1 && next.sequence > manifest.epoch {
-            let before = self.before(&next)?;
+            let number = next.sequence - 1 - next.skipped.len() as u64;
+            let before = self.before(&next).map_err(|trouble| (number, trouble))?;
             later.push(before.parts.clone());
             if before.base.is_some() {
                 first = Some(before.clone());
@@ -255,12 +287,13 @@ impl<'s> Chain<'s> {
         parts.extend(later.into_iter().rev().flatten());
         let first = match first {
             Some(first) => first,
-            None => self.read(manifest.epoch)?.0,
+            None => self.read(manifest.epoch).map_err(|trouble| (manifest.epoch, trouble))?.0,
         };
         if first.base.is_none() {
-            return Err(Trouble::damaged(&self.full(&Manifest::name(manifest.epoch)), "has no base"));
+            let name = self.full(&Manifest::name(manifest.epoch));
+            return Err(elsewhere(Trouble::damaged(&name, "has no base")));
         }
-        Ok(Some(Head { manifest, digest, first, parts, in_catalog, damaged }))
+        Ok(Head { manifest, digest, first, parts, in_catalog, damaged: Vec::new() })
     }
 
     /// Returns the manifest before another one and those that it skips. The link is verified.

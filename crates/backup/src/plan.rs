@@ -146,8 +146,29 @@ impl Chain<'_> {
             return Err(Trouble::new(Fault::Refused, format!("there is no epoch {sequence} in the backup")));
         };
         let (first, _) = self.read(sequence)?;
-        let catalog = self.catalog(&known.catalog, sequence)?;
-        whole(first, catalog.parts, known.to)
+        let parts = match self.catalog(&known.catalog, sequence) {
+            Ok(catalog) => catalog.parts,
+            Err(trouble) if trouble.fault == Fault::Damaged => {
+                self.parts_without_catalog(sequence, trouble)?
+            }
+            Err(trouble) => return Err(trouble),
+        };
+        whole(first, parts, known.to)
+    }
+
+    /// Returns the parts that the manifests of a closed epoch name, or the error of its catalog if one of them cannot be
+    /// read either.
+    fn parts_without_catalog(&self, sequence: u64, of_catalog: Trouble) -> Result<Vec<Part>, Trouble> {
+        let mut parts = Vec::new();
+        for number in sequence.. {
+            match self.read(number) {
+                Ok((manifest, _)) if manifest.epoch == sequence => parts.extend(manifest.parts),
+                Ok(_) => break,
+                Err(trouble) if trouble.fault == Fault::Damaged => return Err(of_catalog),
+                Err(trouble) => return Err(trouble),
+            }
+        }
+        Ok(parts)
     }
 
     /// Finds what is needed for a moment.

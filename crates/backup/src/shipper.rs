@@ -269,7 +269,7 @@ impl Shipper {
             self.begin_collecting();
         }
         if let Some(head) = self.head.as_ref().filter(|head| !head.damaged.is_empty()) {
-            let found: Vec<&str> = head.damaged.iter().map(|(_, found)| found.as_str()).collect();
+            let found: Vec<&str> = head.damaged.iter().take(2).map(|(_, found)| found.as_str()).collect();
             self.notice = Some(format!(
                 "{}. The backup goes on after manifest {}, at revision {}: what came after it is shipped again from the log. If \
                  the log no longer has it, `mainstay backup list` shows a gap",

@@ -97,6 +97,7 @@ pub fn prune_list(chain: &Chain<'_>, before_ms: u64) -> Result<PruneList, Troubl
             format!("{found}. Nothing is deleted before `mainstay backup run` has gone on after it"),
         ));
     }
+    let through = head.manifest.catalog.as_ref().map_or(0, |catalog| catalog.through);
     let epochs = chain.epochs(&head)?;
     let closed = chain.closed_epochs(&head)?;
     let oldest = chain.oldest(&head)?;
@@ -135,8 +136,11 @@ pub fn prune_list(chain: &Chain<'_>, before_ms: u64) -> Result<PruneList, Troubl
                 skipped.extend(&manifest.skipped);
                 manifest
             }
-            // The manifest after it has what it had; its own objects stay.
-            Err(trouble) if trouble.fault == Fault::Damaged && skipped.contains(&number) => {
+            // The manifest after it or a catalog has what it had; its own objects stay.
+            Err(trouble)
+                if trouble.fault == Fault::Damaged
+                    && (skipped.contains(&number) || number < head.manifest.epoch || number <= through) =>
+            {
                 if number < first_kept {
                     names.push(format!("{cluster}/{}", Manifest::name(number)));
                 }

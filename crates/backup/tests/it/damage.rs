@@ -291,3 +291,55 @@ fn a_prune_may_be_interrupted_after_every_deletion() {
         node.hashes()[&from.revision]
     );
 }
+
+#[test]
+fn a_damaged_manifest_that_others_follow_does_not_end_a_backup() {
+    let (node, store) = (Node::new(11, "raft"), Arc::new(MemoryStore::default()));
+    let long = Pace { manifests_per_catalog: 64, ..pace() };
+    let mut backup = Backup::start_with(&node, &store, "one", 0, long.clone());
+    for _ in 0..10 {
+        node.work(5);
+        backup.settle();
+    }
+    let name = cluster();
+    let chain = Chain { store: &*store, cluster: &name };
+    let broken = chain.newest().expect("is listed").expect("is there") - 3;
+    let (before, _) = chain.read(broken - 1).expect("is whole");
+    for damage in [Some("{"), None] {
+        let path = format!("{name}/{}", Manifest::name(broken));
+        match damage {
+            Some(text) => store.replace(&path, text),
+            None => store.remove(&path).expect("is removed"),
+        }
+        let refused = restore(&*store, Moment::Newest).err().expect("is refused");
+        assert_eq!(refused.fault, Fault::Damaged);
+        let revision = before.at.revision;
+        let restored = restore(&*store, Moment::Revision(revision)).expect("is there").1;
+        assert_eq!(restored.revision, revision);
+    }
+    let mut again = Backup::start_with(&node, &store, "one", 100_000, long);
+    node.work(5);
+    again.settle();
+    assert_eq!((again.shipper.counts().gaps, again.shipper.counts().bases), (0, 0));
+    let (newest, _) = chain.read(broken + 4).expect("is whole");
+    assert_eq!(newest.skipped, (broken..broken + 4).collect::<Vec<u64>>());
+    assert_restores(&*store, &node, 100);
+}
+
+#[test]
+fn a_closed_epoch_is_restored_without_its_catalog() {
+    let (node, store) = (Node::new(12, "raft"), Arc::new(MemoryStore::default()));
+    let mut backup = Backup::start_with(&node, &store, "one", 0, Pace { base_ms: 3000, ..pace() });
+    for _ in 0..80 {
+        node.work(2);
+        backup.settle();
+    }
+    let name = cluster();
+    let chain = Chain { store: &*store, cluster: &name };
+    let head = chain.head_or_refuse().expect("is there");
+    assert!(head.first.epochs.len() > 1);
+    for epoch in &head.first.epochs {
+        store.replace(&format!("{name}/{}", epoch.catalog.name), "{");
+    }
+    assert_restores(&*store, &node, 60);
+}
