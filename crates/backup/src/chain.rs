@@ -2,7 +2,10 @@
 
 use bytes::Bytes;
 
-use crate::manifest::{Catalog, EarlierEpochs, EpochList, FORMAT, Manifest, Part};
+use serde::Deserialize;
+use serde::de::IgnoredAny;
+
+use crate::manifest::{Catalog, EarlierEpochs, EpochList, FORMAT, FORMAT_NEWEST, Manifest, Part};
 use crate::object::sha256;
 use crate::store::{Creation, Store};
 use crate::trouble::{Fault, Trouble};
@@ -12,6 +15,9 @@ const NUMBER_MAX: u64 = u64::MAX / 2;
 
 /// Maximum number of newest manifests that are skipped because they are damaged.
 const DAMAGED_MAX: usize = 8;
+
+/// Maximum number of manifests that are skipped because they are damaged or follow a damaged one.
+const SKIPPED_MAX: u64 = 256;
 
 /// The chain of one cluster in a store.
 #[derive(Clone, Copy)]
@@ -111,17 +117,7 @@ impl<'s> Chain<'s> {
     pub fn read(&self, sequence: u64) -> Result<(Manifest, String), Trouble> {
         let name = self.full(&Manifest::name(sequence));
         let data = self.store.read(&name)?.ok_or_else(|| Trouble::damaged(&name, "is missing"))?;
-        let manifest: Manifest = serde_json::from_slice(&data)
-            .map_err(|error| Trouble::damaged(&name, format!("cannot be read: {error}")))?;
-        if manifest.format != FORMAT {
-            return Err(Trouble::new(
-                Fault::Refused,
-                format!(
-                    "{name} has format {}, which this release does not know: use a newer one",
-                    manifest.format
-                ),
-            ));
-        }
+        let manifest = manifest_of(&name, &data)?;
         if manifest.cluster != self.cluster || manifest.sequence != sequence {
             return Err(Trouble::damaged(
                 &name,
@@ -218,15 +214,43 @@ impl<'s> Chain<'s> {
         Err(first.unwrap_or_else(|| Trouble::damaged(&self.full(&Manifest::name(newest)), "is missing")))
     }
 
-    /// Returns the newest manifest that can be read, with the parts of its epoch; `None` if there is no manifest. The
-    /// links of the manifests that are read are verified.
+    /// Returns the newest manifest that can be read and whose epoch is known, with the parts of that epoch; `None` if
+    /// there is no manifest. The links of the manifests that are read are verified. Manifests that follow a damaged one
+    /// count as damaged, until a catalog lists the parts of all.
     ///
     /// # Errors
     ///
     /// Returns the error of the store, or what is damaged.
     pub fn head(&self) -> Result<Option<Head>, Trouble> {
         let Some(newest) = self.newest()? else { return Ok(None) };
-        let (mut manifest, digest, damaged) = self.newest_readable(newest)?;
+        let (mut from, mut damaged) = (newest, Vec::new());
+        loop {
+            let (manifest, digest, mut behind) = self.newest_readable(from)?;
+            let number = manifest.sequence;
+            behind.append(&mut damaged);
+            match self.head_at(manifest, digest) {
+                Ok(head) => return Ok(Some(Head { damaged: behind, ..head })),
+                Err((broken, trouble))
+                    if trouble.fault == Fault::Damaged
+                        && (2..number).contains(&broken)
+                        && newest - broken < SKIPPED_MAX =>
+                {
+                    damaged.push((broken, trouble.text));
+                    damaged.extend(
+                        (broken + 1..=number)
+                            .map(|number| (number, format!("{} follows it", Manifest::name(number)))),
+                    );
+                    damaged.append(&mut behind);
+                    from = broken - 1;
+                }
+                Err((_, trouble)) => return Err(trouble),
+            }
+        }
+    }
+
+    /// Returns the head if this manifest is the newest. An error has the number of the manifest that is damaged, or 0.
+    fn head_at(&self, mut manifest: Manifest, digest: String) -> Result<Head, (u64, Trouble)> {
+        let elsewhere = |trouble: Trouble| (0, trouble);
         let catalog = match &manifest.catalog {
             Some(known) => match self.catalog(&known.object, manifest.epoch) {
                 Ok(catalog) => Some(catalog.parts),
@@ -235,7 +259,7 @@ impl<'s> Chain<'s> {
                     manifest.catalog = None;
                     None
                 }
-                Err(trouble) => return Err(trouble),
+                Err(trouble) => return Err(elsewhere(trouble)),
             },
             None => None,
         };
@@ -246,7 +270,8 @@ impl<'s> Chain<'s> {
         let mut next = manifest.clone();
         let mut first = (manifest.base.is_some()).then(|| manifest.clone());
         while next.sequence > through + 1 && next.sequence > manifest.epoch {
-            let before = self.before(&next)?;
+            let number = next.sequence - 1 - next.skipped.len() as u64;
+            let before = self.before(&next).map_err(|trouble| (number, trouble))?;
             later.push(before.parts.clone());
             if before.base.is_some() {
                 first = Some(before.clone());
@@ -262,12 +287,13 @@ impl<'s> Chain<'s> {
         parts.extend(later.into_iter().rev().flatten());
         let first = match first {
             Some(first) => first,
-            None => self.read(manifest.epoch)?.0,
+            None => self.read(manifest.epoch).map_err(|trouble| (manifest.epoch, trouble))?.0,
         };
         if first.base.is_none() {
-            return Err(Trouble::damaged(&self.full(&Manifest::name(manifest.epoch)), "has no base"));
+            let name = self.full(&Manifest::name(manifest.epoch));
+            return Err(elsewhere(Trouble::damaged(&name, "has no base")));
         }
-        Ok(Some(Head { manifest, digest, first, parts, in_catalog, damaged }))
+        Ok(Head { manifest, digest, first, parts, in_catalog, damaged: Vec::new() })
     }
 
     /// Returns the manifest before another one and those that it skips. The link is verified.
@@ -306,6 +332,33 @@ impl<'s> Chain<'s> {
             },
         }
     }
+}
+
+/// The part of a manifest that every release reads.
+#[derive(Deserialize)]
+struct AnyManifest {
+    format: u32,
+}
+
+/// Reads a manifest. One that another release has written is refused, and not taken for damaged: damaged ones are skipped.
+fn manifest_of(name: &str, data: &[u8]) -> Result<Manifest, Trouble> {
+    let refused = |why: String| Trouble::new(Fault::Refused, format!("{name} {why}"));
+    match serde_json::from_slice::<AnyManifest>(data) {
+        Ok(any) if !(FORMAT..=FORMAT_NEWEST).contains(&any.format) => {
+            return Err(refused(format!(
+                "has format {}, which this release does not know: use a newer one",
+                any.format
+            )));
+        }
+        _ => {}
+    }
+    serde_json::from_slice(data).map_err(|error| match serde_json::from_slice::<IgnoredAny>(data) {
+        Ok(_) => refused(format!(
+            "has something that this release does not know ({error}): use a newer one. If there is none, it is damaged: move \
+             it away, and `mainstay backup run` goes on after the one before"
+        )),
+        Err(_) => Trouble::damaged(name, format!("cannot be read: {error}")),
+    })
 }
 
 /// Returns the number of the manifest of this name.

@@ -22,6 +22,7 @@ use crate::plan::Moment;
 use crate::store::Store;
 use crate::trouble::{Fault, Trouble};
 
+pub use prune::{PruneList, prune_list};
 pub use run::{Follows, RunArguments, take_arguments};
 
 /// Function that runs a command.

@@ -37,9 +37,17 @@ pub struct Fetch<'s> {
 pub struct Cache {
     /// The directory.
     pub path: PathBuf,
-    /// True if objects stay there after they were used. Otherwise only those that an earlier restore has kept are used,
-    /// and each is deleted with its use, so that the disk need not hold them beside the state.
+    /// True if objects are kept there. Otherwise only those that an earlier restore has kept are used, so that the disk
+    /// need not hold more of them beside the state.
     pub keeps: bool,
+}
+
+impl Cache {
+    /// Returns the number of bytes that are kept.
+    pub fn bytes(&self) -> u64 {
+        let Ok(entries) = fs::read_dir(&self.path) else { return 0 };
+        entries.filter_map(|entry| Some(entry.ok()?.metadata().ok()?.len())).sum()
+    }
 }
 
 /// Returns the directory in which a restore into `data_dir` keeps what it fetches.
@@ -140,10 +148,6 @@ fn fetch(store: &dyn Store, cluster: &str, cache: Option<&Cache>, object: &Objec
         && let Ok(data) = fs::read(path)
         && object.check(&data).is_ok()
     {
-        if cache.is_some_and(|cache| !cache.keeps) {
-            // An error is ignored: the file is removed with the directory.
-            let _ = fs::remove_file(path);
-        }
         return Ok(data.into());
     }
     let data = patiently(|| object.get(store, cluster))?;

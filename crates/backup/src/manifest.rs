@@ -21,6 +21,8 @@ use crate::object::Object;
 
 /// Version of the format of manifests and catalogs.
 pub const FORMAT: u32 = 1;
+/// Version of the format of manifests that begin an epoch, skip others, or refer to a list of epochs.
+pub const FORMAT_NEWEST: u32 = 2;
 
 /// A position in the log of a cluster, and the state there.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
@@ -230,6 +232,13 @@ pub struct Manifest {
 }
 
 impl Manifest {
+    /// Returns the lowest version of the format that has all that is in the manifest, so that an earlier release reads
+    /// as much as it can.
+    pub fn format_needed(&self) -> u32 {
+        let is_new = self.base.is_some() || !self.skipped.is_empty() || self.earlier.is_some();
+        if is_new { FORMAT_NEWEST } else { FORMAT }
+    }
+
     /// Returns the name of the manifest of this number in the directory of its cluster.
     pub fn name(sequence: u64) -> String {
         format!("{}/{sequence:016}.json", Manifest::directory(sequence))

@@ -95,10 +95,19 @@ impl Chain<'_> {
     /// Returns the error of the store, or what is damaged.
     pub fn closed_epochs(&self, head: &Head) -> Result<Vec<Epoch>, Trouble> {
         let oldest = self.oldest(head)?;
+        self.closed_epochs_from(head, oldest)
+    }
+
+    /// Returns the epochs before the present one, as far as they are needed for those from `oldest` on.
+    fn closed_epochs_from(&self, head: &Head, oldest: u64) -> Result<Vec<Epoch>, Trouble> {
         let mut lists = vec![head.first.epochs.clone()];
         let mut earlier = head.first.earlier.clone();
         // Each list is of smaller numbers than the one before, so this ends.
         while let Some(before) = earlier.filter(|before| before.through >= oldest) {
+            if self.store.size(&format!("{}/{}", self.cluster, before.object.name))?.is_none() {
+                // A prune that was interrupted has deleted it, and all manifests of its epochs are to go.
+                break;
+            }
             let list = self.epoch_list(&before)?;
             lists.push(list.epochs);
             earlier = list.earlier;
@@ -127,13 +136,39 @@ impl Chain<'_> {
         if sequence == head.manifest.epoch {
             return whole(head.first.clone(), head.parts.clone(), head.manifest.at);
         }
-        let Some(known) = self.closed_epochs(head)?.into_iter().find(|epoch| epoch.sequence == sequence)
-        else {
+        let is_it = |epoch: &&Epoch| epoch.sequence == sequence;
+        // Only for an old epoch are lists read.
+        let earlier = match head.first.epochs.iter().find(is_it) {
+            None => self.closed_epochs_from(head, sequence)?,
+            Some(_) => Vec::new(),
+        };
+        let Some(known) = head.first.epochs.iter().chain(&earlier).find(is_it) else {
             return Err(Trouble::new(Fault::Refused, format!("there is no epoch {sequence} in the backup")));
         };
         let (first, _) = self.read(sequence)?;
-        let catalog = self.catalog(&known.catalog, sequence)?;
-        whole(first, catalog.parts, known.to)
+        let parts = match self.catalog(&known.catalog, sequence) {
+            Ok(catalog) => catalog.parts,
+            Err(trouble) if trouble.fault == Fault::Damaged => {
+                self.parts_without_catalog(sequence, trouble)?
+            }
+            Err(trouble) => return Err(trouble),
+        };
+        whole(first, parts, known.to)
+    }
+
+    /// Returns the parts that the manifests of a closed epoch name, or the error of its catalog if one of them cannot be
+    /// read either.
+    fn parts_without_catalog(&self, sequence: u64, of_catalog: Trouble) -> Result<Vec<Part>, Trouble> {
+        let mut parts = Vec::new();
+        for number in sequence.. {
+            match self.read(number) {
+                Ok((manifest, _)) if manifest.epoch == sequence => parts.extend(manifest.parts),
+                Ok(_) => break,
+                Err(trouble) if trouble.fault == Fault::Damaged => return Err(of_catalog),
+                Err(trouble) => return Err(trouble),
+            }
+        }
+        Ok(parts)
     }
 
     /// Finds what is needed for a moment.
@@ -143,13 +178,28 @@ impl Chain<'_> {
     /// Returns the error of the store, what is damaged, or that the moment is not in the backup and which ones are.
     pub fn plan(&self, moment: Moment) -> Result<Plan, Trouble> {
         let head = self.head_or_refuse()?;
-        let epochs = self.epochs(&head)?;
         let oldest = self.oldest(&head)?;
         let reached = |at: &Position| match moment {
             Moment::Newest => true,
             Moment::Revision(revision) => at.revision <= revision,
             Moment::TimeMs(time_ms) => at.time_ms <= time_ms,
         };
+        // The base of the very revision may be of a later entry, so the epoch before it is looked for, too.
+        let begins_before = |epoch: &&Epoch| match moment {
+            Moment::Newest => true,
+            Moment::Revision(revision) => epoch.from.revision < revision,
+            Moment::TimeMs(time_ms) => epoch.from.time_ms < time_ms,
+        };
+        let listed = head.first.epochs.iter().rfind(begins_before).map(|epoch| epoch.sequence);
+        let present = head.first.base.as_ref().map_or_else(Position::default, |base| base.at);
+        let needed = match moment {
+            Moment::Newest => head.manifest.epoch,
+            _ => listed.unwrap_or(oldest),
+        };
+        let closed = self.closed_epochs_from(&head, needed.max(oldest))?;
+        let closed = closed.into_iter().map(|epoch| (epoch.sequence, epoch.from, epoch.to));
+        let epochs: Vec<(u64, Position, Position)> =
+            closed.chain([(head.manifest.epoch, present, head.manifest.at)]).collect();
         let newest = head.manifest.at;
         let is_beyond = match moment {
             Moment::Newest => false,

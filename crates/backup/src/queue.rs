@@ -137,6 +137,10 @@ impl Queue {
     /// Returns the error of the operating system.
     pub fn push(&self, first: u64, at: Position, raw_bytes: u64, data: &Bytes) -> io::Result<bool> {
         let mut state = self.lock();
+        if state.start.is_some() {
+            // The collector begins again, before or at these entries.
+            return Ok(true);
+        }
         let len = data.len() as u64;
         // A single part of any size has a place, so that the queue cannot stand still.
         let in_memory = state.memory_bytes == 0 || state.memory_bytes + len <= MEMORY_BYTES_MAX;
@@ -195,6 +199,29 @@ impl Queue {
     /// Tells the collector where to start.
     pub fn start(&self, start: Start) {
         self.lock().start = Some(start);
+    }
+
+    /// Lets the collector go on after the entry `start.index` and what waits after it without a gap. Other parts are
+    /// removed.
+    pub fn resume(&self, start: Start) {
+        let mut state = self.lock();
+        while state.waiting.front().is_some_and(|part| part.at.index <= start.index) {
+            state.remove_front();
+        }
+        let mut index = start.index;
+        for part in &state.waiting {
+            if part.first > index + 1 {
+                index = start.index;
+                break;
+            }
+            index = part.at.index;
+        }
+        if index == start.index {
+            while !state.waiting.is_empty() {
+                state.remove_front();
+            }
+        }
+        (state.start, state.gap) = (Some(Start { index, ..start }), None);
     }
 
     /// Takes the instruction to start.

@@ -260,9 +260,16 @@ impl Shipper {
 
     /// Reads the end of the chain. What damaged manifests had is shipped again.
     fn take_head(&mut self) -> Result<(), Trouble> {
+        let before = self.head.as_ref().map(|head| head.manifest.at.index);
         self.head = self.chain().head().map_err(unusable)?;
+        let reached = self.head.as_ref().map(|head| head.manifest.at.index);
+        let is_damaged = self.head.as_ref().is_some_and(|head| !head.damaged.is_empty());
+        if is_damaged || reached < before {
+            // What was collected or dropped before may begin after the end of the chain.
+            self.begin_collecting();
+        }
         if let Some(head) = self.head.as_ref().filter(|head| !head.damaged.is_empty()) {
-            let found: Vec<&str> = head.damaged.iter().map(|(_, found)| found.as_str()).collect();
+            let found: Vec<&str> = head.damaged.iter().take(2).map(|(_, found)| found.as_str()).collect();
             self.notice = Some(format!(
                 "{}. The backup goes on after manifest {}, at revision {}: what came after it is shipped again from the log. If \
                  the log no longer has it, `mainstay backup list` shows a gap",
@@ -324,19 +331,9 @@ impl Shipper {
             self.forget_waiting();
             return;
         }
-        let floor_ms = head.manifest.at.time_ms;
-        self.queue.drop_through(head.manifest.at.index);
+        let (index, floor_ms) = (head.manifest.at.index, head.manifest.at.time_ms);
         // Parts of an earlier process may wait in files. They count if they continue the chain without a gap.
-        let mut index = head.manifest.at.index;
-        for part in self.queue.front(usize::MAX) {
-            if part.first > index + 1 {
-                self.queue.clear();
-                index = head.manifest.at.index;
-                break;
-            }
-            index = part.at.index;
-        }
-        self.queue.start(Start { index, floor_ms });
+        self.queue.resume(Start { index, floor_ms });
     }
 
     /// Continues the chain. `collects` says that the collector has already begun.
@@ -392,6 +389,8 @@ impl Shipper {
         let Some(head) = &self.head else { return Ok(Step::Idle) };
         if let Making::Done(base) = &self.making
             && head.manifest.at.index >= base.at.index
+            // What damaged manifests had comes first: until it is there, a restore of the newest moment is refused.
+            && head.damaged.is_empty()
         {
             let base = base.clone();
             if !self.is_in_epoch(&base) {
@@ -571,6 +570,10 @@ impl Shipper {
         let is_current = self.source.is_current();
         let position = self.source.position();
         let mut manifest = self.next(wall_ms);
+        if !manifest.skipped.is_empty() && waiting.is_empty() && position.index > manifest.at.index {
+            // The collector reads what the damaged manifests had. Without it this manifest would hide that it is missing.
+            return Ok(Step::Idle);
+        }
         for part in waiting {
             if part.first > manifest.at.index + 1 {
                 let reason =
@@ -785,10 +788,11 @@ impl Shipper {
     /// Appends a manifest. `listed` are the parts in its catalog, if it has a new one.
     fn append(
         &mut self,
-        manifest: Manifest,
+        mut manifest: Manifest,
         listed: Option<Vec<Part>>,
         now_ms: u64,
     ) -> Result<Step, Trouble> {
+        manifest.format = manifest.format_needed();
         let len = manifest.encode().len() as u64;
         match self.chain().append(&manifest)? {
             Appended::Lost => {

@@ -25,6 +25,7 @@ use cli::{Command, Failure, Flag, Io, Program};
 use config::Url;
 use disk::{Disk as _, Lock, RealDisk};
 use machine::Rules;
+use numbers::Revision;
 
 use self::forming::{Formed, Order, form, position};
 use self::found::{Found, Kind, Unread, member_name};
@@ -46,8 +47,8 @@ const BUMP_REVISION: Flag<u64> = Flag::uint(
     "by how much to raise the revision, so that none is given out twice; watches from before then end as compacted. 0 keeps it",
 );
 /// Number of revisions that members whose directories are missing may have given out after the newest one that is known:
-/// more than a cluster does in a day. The default of `--bump-revision`.
-const UNKNOWN_REVISIONS: u64 = 1_000_000_000;
+/// a cluster with 100,000 writes per second takes four months for them, and revisions have 63 bits.
+const UNKNOWN_REVISIONS: u64 = 1 << 40;
 const COPY: Flag<Vec<String>> = Flag::list(
     "copy",
     "",
@@ -262,7 +263,7 @@ fn hold_alone(dir: &Path) -> Result<Option<Lock>, Failure> {
     match RealDisk.lock(dir) {
         Ok(lock) => Ok(Some(lock)),
         Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => Err(Failure::error(format!(
-            "another `mainstay recover --form` is forming a cluster from {}",
+            "another command holds {}, such as `mainstay recover --form` or `mainstay rebuild`: wait until it has ended",
             dir.display()
         ))),
         // Some network file systems lock no directories. There the marks keep a second cluster from being formed.
@@ -279,7 +280,7 @@ fn in_use(dir: &Path) -> Failure {
 }
 
 /// Judges the directories.
-fn report(found: Vec<Found>, unusable: Vec<(PathBuf, String)>, rules: Rules) -> Result<Report, Failure> {
+fn report(found: Vec<Found>, mut unusable: Vec<(PathBuf, String)>, rules: Rules) -> Result<Report, Failure> {
     let clusters: BTreeSet<u64> = found.iter().map(|found| found.cluster_id).collect();
     if clusters.len() > 1 {
         let each = clusters.iter().map(|id| {
@@ -303,29 +304,45 @@ fn report(found: Vec<Found>, unusable: Vec<(PathBuf, String)>, rules: Rules) -> 
     let newest = &found[judgement.newest];
     let mut source = read_again(newest, rules)?;
     let losses = losses(&mut source.stopped, &found, &judgement.relations);
-    let mut different = Vec::new();
     // Ids of the cluster and of members may be the same in two histories, since they follow from names and URLs. What is
     // committed in both directories has to give the same keys.
     let seed = RandomState::new();
-    for (at, other) in found.iter().enumerate() {
-        if at == judgement.newest
-            || !(newest.has_log() && other.has_log())
-            || newest.is_corrupt
-            || other.is_corrupt
-            || judgement.contradicting.contains(&at)
-        {
-            continue;
-        }
-        let revision = newest.committed_revision.min(other.committed_revision);
-        if revision < newest.compact_revision.max(other.compact_revision) {
-            continue;
-        }
-        let mut again = read_again(other, rules)?;
-        let (one, two) =
-            (keys_at(&mut source.stopped, revision, &seed), keys_at(&mut again.stopped, revision, &seed));
-        if one.zip(two).is_some_and(|(one, two)| one != two) {
-            judgement.contradict(at);
-            different.push((at, revision));
+    let compared = found.iter().enumerate().filter(|(at, other)| {
+        let is_wrong = |one: &Found| {
+            // The alarm may have been raised after the end of the member's own log.
+            one.is_corrupt || newest.accused.contains(&one.member_id)
+        };
+        *at != judgement.newest
+            && newest.has_log()
+            && other.has_log()
+            && !is_wrong(newest)
+            && !is_wrong(other)
+            && !judgement.contradicting.contains(at)
+    });
+    let digests: Vec<(usize, Revision, u64)> = compared
+        .filter_map(|(at, other)| {
+            let revision = newest.committed_revision.min(other.committed_revision);
+            let is_kept = revision >= newest.compact_revision.max(other.compact_revision);
+            let digest = is_kept.then(|| keys_at(&mut source.stopped, revision, &seed))??;
+            Some((at, revision, digest))
+        })
+        .collect();
+    // One state at a time is in memory.
+    drop(source);
+    let mut different = Vec::new();
+    for (at, revision, digest) in digests {
+        match read_again(&found[at], rules) {
+            Ok(mut again) => {
+                if keys_at(&mut again.stopped, revision, &seed).is_some_and(|own| own != digest) {
+                    judgement.contradict(at);
+                    different.push((at, revision));
+                }
+            }
+            Err(failure) => {
+                judgement.is_complete = false;
+                let why = failure.text.unwrap_or_default();
+                unusable.push((found[at].dir.clone(), format!("it could not be read a second time: {why}")));
+            }
         }
     }
     Ok(Report { found, unusable, judgement, losses, different })
@@ -411,7 +428,10 @@ fn forming(session: &Session<'_>, rules: Rules) -> Result<Option<Forming>, Failu
     let wal_dir = match text(WAL_DIR) {
         None => None,
         Some(dir) if Path::new(&dir).exists() => {
-            return Err(Failure::error(format!("{dir} already exists: the log needs a new directory")));
+            return Err(Failure::error(format!(
+                "{dir} already exists: the log needs a new directory. If an interrupted run of this command has left it, and {} does not exist, remove it",
+                data_dir.display()
+            )));
         }
         Some(dir) => Some(WalDir::of(Path::new(&dir), &data_dir, ("wal-dir", "data-dir"))?),
     };
@@ -604,6 +624,13 @@ impl Report {
             );
         }
         let name = newest.name();
+        if newest.members.witness().is_some() {
+            return format!(
+                "Next: start {name} and the witness first: they are a majority if {name} is in step, and then nothing has to be \
+                 formed. Otherwise bring more directories, or add {}--form --mark and its flags (mainstay recover --help).\n",
+                if judgement.is_complete { "" } else { "--accept-loss " }
+            );
+        }
         format!(
             "Next: bring more directories if there are any, or form the cluster again: add {}--form --mark --data-dir NEW --name \
              {name} --initial-advertise-peer-urls {}\n",

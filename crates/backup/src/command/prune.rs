@@ -6,10 +6,12 @@ use std::time::{Duration, SystemTime};
 use cli::{Command, Failure, Flag};
 
 use super::{CLUSTER_ID, Call, Run, chain, size};
+use crate::chain::Chain;
 use crate::live::wall_ms;
-use crate::manifest::Manifest;
+use crate::manifest::{Manifest, Position};
 use crate::object::Object;
 use crate::plan::shown;
+use crate::trouble::{Fault, Trouble};
 
 const OLDER_THAN: Flag<Duration> = Flag::duration(
     "older-than",
@@ -43,14 +45,59 @@ fn run(call: &mut Call<'_>) -> Result<(), Failure> {
     let store = call.place()?;
     let (cluster, _) = call.cluster(&*store)?;
     let chain = chain(&*store, &cluster);
-    let head = chain.head_or_refuse()?;
     let before_ms =
         wall_ms(SystemTime::now()).saturating_sub(u64::try_from(older_than.as_millis()).unwrap_or(u64::MAX));
-    if let Some((_, found)) = head.damaged.first() {
-        return Err(Failure::error(format!(
-            "{found}. Nothing is deleted before `mainstay backup run` has gone on after it"
-        )));
+    let PruneList { mut names, bytes, oldest } = prune_list(&chain, before_ms)?;
+    let kept_text =
+        format!("the oldest moment is then revision {} at {}", oldest.revision, shown(oldest.time_ms));
+    if !call.matches.get(DELETE) {
+        return call.print(&format!(
+            "{} objects of {} would be deleted; {kept_text}. Give --delete to delete them\n",
+            names.len(),
+            size(bytes)
+        ));
     }
+    // A process may have begun an epoch meanwhile whose base has objects of an old one.
+    let now = chain.head_or_refuse()?;
+    let base = now.first.base.iter().flat_map(|base| &base.chunks).map(|chunk| &chunk.object);
+    let in_use: BTreeSet<String> = base
+        .chain(now.parts.iter().map(|part| &part.object))
+        .map(|object| format!("{cluster}/{}", object.name))
+        .collect();
+    names.retain(|name| !in_use.contains(name));
+    for name in &names {
+        store.remove(name)?;
+    }
+    call.print(&format!("{} objects of {} deleted; {kept_text}\n", names.len(), size(bytes)))
+}
+
+/// What a prune deletes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PruneList {
+    /// Names of the objects, in the order in which they are to be deleted: whatever interrupts that, all later moments
+    /// can be restored, and the rest can be deleted later.
+    pub names: Vec<String>,
+    /// Bytes of the objects, without manifests and lists of epochs.
+    pub bytes: u64,
+    /// Position of the oldest moment that stays.
+    pub oldest: Position,
+}
+
+/// Finds what only moments before a time, in milliseconds since 1970, need.
+///
+/// # Errors
+///
+/// Returns the error of the store, or what is damaged.
+pub fn prune_list(chain: &Chain<'_>, before_ms: u64) -> Result<PruneList, Trouble> {
+    let cluster = chain.cluster;
+    let head = chain.head_or_refuse()?;
+    if let Some((_, found)) = head.damaged.first() {
+        return Err(Trouble::new(
+            Fault::Refused,
+            format!("{found}. Nothing is deleted before `mainstay backup run` has gone on after it"),
+        ));
+    }
+    let through = head.manifest.catalog.as_ref().map_or(0, |catalog| catalog.through);
     let epochs = chain.epochs(&head)?;
     let closed = chain.closed_epochs(&head)?;
     let oldest = chain.oldest(&head)?;
@@ -79,8 +126,9 @@ fn run(call: &mut Call<'_>) -> Result<(), Failure> {
         earlier = chain.epoch_list(&before)?.earlier;
     }
     head.manifest.catalog.iter().for_each(|catalog| keep(&mut kept, &catalog.object));
-    let (mut names, mut bytes, mut listed) = (Vec::new(), 0, BTreeSet::new());
+    let (mut names, mut bytes, mut listed, mut lists) = (Vec::new(), 0, BTreeSet::new(), Vec::new());
     let mut skipped: BTreeSet<u64> = BTreeSet::new();
+    let mut catalogs: Vec<String> = Vec::new();
     // From the newest on: a manifest says which damaged ones before it count for nothing.
     for number in chain.all()?.into_iter().rev() {
         let manifest = match chain.read(number) {
@@ -88,14 +136,17 @@ fn run(call: &mut Call<'_>) -> Result<(), Failure> {
                 skipped.extend(&manifest.skipped);
                 manifest
             }
-            // The manifest after it has what it had; its own objects stay.
-            Err(trouble) if trouble.fault == crate::Fault::Damaged && skipped.contains(&number) => {
+            // The manifest after it or a catalog has what it had; its own objects stay.
+            Err(trouble)
+                if trouble.fault == Fault::Damaged
+                    && (skipped.contains(&number) || number < head.manifest.epoch || number <= through) =>
+            {
                 if number < first_kept {
                     names.push(format!("{cluster}/{}", Manifest::name(number)));
                 }
                 continue;
             }
-            Err(trouble) => return Err(trouble.into()),
+            Err(trouble) => return Err(trouble),
         };
         // Of the present epoch everything stays, because a process may be about to merge its parts.
         let is_closed = manifest.epoch < head.manifest.epoch;
@@ -105,13 +156,19 @@ fn run(call: &mut Call<'_>) -> Result<(), Failure> {
             may_go
                 .extend(manifest.base.iter().flat_map(|base| &base.chunks).map(|chunk| chunk.object.clone()));
             may_go.extend(manifest.catalog.iter().map(|catalog| catalog.object.clone()));
-            may_go.extend(manifest.earlier.iter().map(|earlier| earlier.object.clone()));
         }
+        lists.extend(manifest.earlier.iter().filter(|_| is_closed).map(|earlier| earlier.object.clone()));
         // What the parts of an epoch were merged into is named only by its catalog, which the next epoch names.
         for epoch in manifest.epochs.iter().filter(|epoch| (oldest..first_kept).contains(&epoch.sequence)) {
             if listed.insert(epoch.sequence) {
-                let parts = chain.catalog(&epoch.catalog, epoch.sequence)?.parts;
-                may_go.extend(parts.into_iter().map(|part| part.object));
+                match chain.catalog(&epoch.catalog, epoch.sequence) {
+                    Ok(catalog) => may_go.extend(catalog.parts.into_iter().map(|part| part.object)),
+                    // A prune that was interrupted has deleted it, after the objects that it lists. What a damaged one
+                    // lists stays.
+                    Err(trouble) if trouble.fault == Fault::Damaged => {}
+                    Err(trouble) => return Err(trouble),
+                }
+                catalogs.push(format!("{cluster}/{}", epoch.catalog.name));
                 may_go.push(epoch.catalog.clone());
             }
         }
@@ -125,32 +182,22 @@ fn run(call: &mut Call<'_>) -> Result<(), Failure> {
             names.push(format!("{cluster}/{}", Manifest::name(number)));
         }
     }
-    let (from, to) = epochs
-        .iter()
-        .find(|(sequence, ..)| *sequence == first_kept)
-        .map_or((0, 0), |(_, from, _)| (from.revision, from.time_ms));
-    let kept_text = format!("the oldest moment is then revision {from} at {}", shown(to));
-    if !call.matches.get(DELETE) {
-        return call.print(&format!(
-            "{} objects of {} would be deleted; {kept_text}. Give --delete to delete them\n",
-            names.len(),
-            size(bytes)
-        ));
-    }
-    // A process may have begun an epoch meanwhile whose base has objects of an old one.
-    let now = chain.head_or_refuse()?;
-    let base = now.first.base.iter().flat_map(|base| &base.chunks).map(|chunk| &chunk.object);
-    let in_use: BTreeSet<String> = base
-        .chain(now.parts.iter().map(|part| &part.object))
-        .map(|object| format!("{cluster}/{}", object.name))
-        .collect();
-    names.retain(|name| !in_use.contains(name));
+    let oldest = epochs.iter().find(|(sequence, ..)| *sequence == first_kept);
+    let oldest = oldest.map_or_else(Position::default, |(_, from, _)| *from);
     // Manifests go last and from the oldest on, so that what is left is a chain at any moment.
     names.sort();
     let (manifests, data): (Vec<&String>, Vec<&String>) =
         names.iter().partition(|name| name.contains("/chain/"));
-    for name in data.into_iter().chain(manifests) {
-        store.remove(name)?;
-    }
-    call.print(&format!("{} objects of {} deleted; {kept_text}\n", names.len(), size(bytes)))
+    // Catalogs go after what they list, and lists of epochs after the manifests of these epochs: whatever interrupts this,
+    // all later moments can be restored, and the command can be repeated.
+    let catalogs: BTreeSet<&String> = catalogs.iter().collect();
+    let (catalogs, data): (Vec<&String>, Vec<&String>) =
+        data.into_iter().partition(|name| catalogs.contains(name));
+    let lists = lists
+        .iter()
+        .filter(|list| kept.insert(list.name.clone()))
+        .map(|list| format!("{cluster}/{}", list.name));
+    let lists: Vec<String> = lists.collect();
+    let names = data.into_iter().chain(catalogs).chain(manifests).chain(&lists).cloned().collect();
+    Ok(PruneList { names, bytes, oldest })
 }

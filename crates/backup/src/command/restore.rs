@@ -59,8 +59,7 @@ fn run(call: &mut Call<'_>) -> Result<(), Failure> {
     let plan = chain(&*store, &cluster).plan(wanted)?;
     let mut cache = cache_of(&data_dir);
     if let Some(free) = free_bytes(&data_dir) {
-        let room = Room::of(&plan, store.is_local());
-        room.check(free, &data_dir)?;
+        let room = Room::of(&plan, store.is_local(), &cache);
         cache.keeps = room.fits_with_cache(free);
         if let Some(notice) = room.notice(free, &data_dir) {
             call.io.err.notice(notice);
@@ -73,7 +72,9 @@ fn run(call: &mut Call<'_>) -> Result<(), Failure> {
         facts = (time_ms, compared);
         Ok((machine, values))
     })?;
-    remove_cache(&cache)?;
+    if let Err(trouble) = remove_cache(&cache) {
+        call.io.err.notice(format!("Warning: {trouble}\n"));
+    }
     let (time_ms, compared) = facts;
     call.print(&format!(
         "restored revision {} of {} from {} to {} (compact revision {}, state compared with the cluster's at {compared} \
@@ -97,27 +98,12 @@ struct Room {
 }
 
 impl Room {
-    fn of(plan: &Plan, is_local: bool) -> Room {
+    fn of(plan: &Plan, is_local: bool, cache: &Cache) -> Room {
         Room {
             history: plan.raw_bytes(),
             state: plan.base_raw_bytes(),
-            fetched: if is_local { 0 } else { plan.bytes() },
+            fetched: if is_local { 0 } else { plan.bytes().saturating_sub(cache.bytes()) },
         }
-    }
-
-    /// Returns an error if the restore certainly cannot be completed.
-    fn check(&self, free: u64, data_dir: &Path) -> Result<(), Failure> {
-        if free >= self.history {
-            return Ok(());
-        }
-        Err(Failure::error(format!(
-            "the disk of {} has {} free, and the restore needs at least {}, probably {}: free space there, or give --data-dir on \
-             another disk",
-            data_dir.display(),
-            size(free),
-            size(self.history),
-            size(self.history.saturating_add(self.state))
-        )))
     }
 
     fn fits_with_cache(&self, free: u64) -> bool {
@@ -130,7 +116,8 @@ impl Room {
             return None;
         }
         let mut notice = format!(
-            "The disk of {} has {} free, and the restore needs about {}",
+            "The disk of {} has {} free, and the restore needs about {} (without compression by the file system): if it becomes \
+             full, the restore ends, and can be repeated with --data-dir on another disk",
             data_dir.display(),
             size(free),
             size(self.history.saturating_add(self.state))

@@ -136,10 +136,15 @@ impl Checking<'_> {
             unreadable.retain(|(number, _)| !manifest.skipped.contains(number));
             let replaced = count - unreadable.len();
             if replaced > 0 {
-                self.replaced.push(format!(
-                    "{replaced} damaged before {}, which has what they had: nothing is missing",
-                    Manifest::name(*number)
-                ));
+                let reached = before.as_ref().map(|(last, _)| last.at.index);
+                let first = manifest.parts.first().map(|part| part.first);
+                let continues = reached.is_some_and(|reached| first.is_none_or(|first| first <= reached + 1));
+                let text = if continues && manifest.gap.is_none() {
+                    "which has the entries that they had; times between are those of shipping them again"
+                } else {
+                    "and what they had is missing: see the gap"
+                };
+                self.replaced.push(format!("{replaced} damaged before {}, {text}", Manifest::name(*number)));
             }
             if !unreadable.is_empty() {
                 before = None;

@@ -81,6 +81,8 @@ pub(super) struct Found {
     pub members: Members,
     /// True if the cluster has raised the CORRUPT alarm for this member.
     pub is_corrupt: bool,
+    /// Members for which it has raised that alarm.
+    pub accused: Vec<u64>,
     /// True if its log ends with the remains of an interrupted write, which do not count.
     pub is_torn: bool,
     /// Data directory in which a cluster was formed again from this one, if that was done.
@@ -171,6 +173,12 @@ impl Found {
             voters,
             members: machine.members.clone(),
             is_corrupt: machine.alarms.is_raised(AlarmType::Corrupt.into(), member_id),
+            accused: machine
+                .alarms
+                .list(AlarmType::Corrupt.into(), 0)
+                .iter()
+                .map(|alarm| alarm.member_id)
+                .collect(),
             is_torn: !stopped.repairs.is_empty(),
             formed,
         };

@@ -318,6 +318,7 @@ pub(super) mod tests {
             voters: vec![vec![1, 2, 3]],
             members: Members::default(),
             is_corrupt: false,
+            accused: Vec::new(),
             is_torn: false,
             formed: None,
             terms,
