@@ -133,6 +133,11 @@ impl Leases {
         self.table.after(id.as_ref()).map(|(id, times)| (*id, self.lease(*id, *times)))
     }
 
+    /// Returns the number of keys of a lease; 0 if it does not exist.
+    pub fn key_count(&self, id: LeaseId) -> usize {
+        self.keys.get(&id).map_or(0, |keys| keys.len())
+    }
+
     /// Returns the number of leases.
     pub fn len(&self) -> usize {
         self.table.len()
@@ -422,6 +427,7 @@ mod tests {
         leases.attach(&key, LeaseId(1), LeaseId(2));
         assert!(leases.get(LeaseId(1)).is_some_and(|l| l.keys.is_empty()));
         assert!(leases.get(LeaseId(2)).is_some_and(|l| l.keys.get(b"k".as_slice()).is_some()));
+        assert_eq!([1, 2, 3].map(|id| leases.key_count(LeaseId(id))), [0, 1, 0]);
         leases.detach(b"k", LeaseId(2));
         assert!(leases.get(LeaseId(2)).is_some_and(|l| l.keys.is_empty()));
     }

@@ -266,7 +266,7 @@ impl Core {
             return;
         }
         let leases = &self.machine.leases;
-        let expired = self.leases.take_expired(|id| leases.get(id).map_or(0, |lease| lease.keys.len()));
+        let expired = self.leases.take_expired(|id| leases.key_count(id));
         let expired = self.leases.not_granted_again(expired, &self.node, self.machine.applied_index, now);
         if expired.is_empty() {
             return;
