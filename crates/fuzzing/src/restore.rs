@@ -193,7 +193,7 @@ pub fn seeds_image() -> Vec<Vec<u8>> {
     let mut empty = Machine::new(RULES);
     let nothing = scribe(Scribe::default(), &base(&mut empty, Revision(0))).done();
     // A base in blocks, with a delta run that has a version in the range of one of them.
-    let mut put = |machine: &mut Machine, n: u32| {
+    let put = |machine: &mut Machine, n: u32| {
         let put = PutRequest { key: format!("many/{n:04}").into(), ..PutRequest::default() };
         let request = InternalRaftRequest { put: Some(put), ..InternalRaftRequest::default() };
         let data = Bytes::from(request.encode_to_vec());

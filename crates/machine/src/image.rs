@@ -107,7 +107,9 @@ mod top;
 pub use base_writer::{BaseError, BaseFile, BaseWriter};
 pub use blocks::{BaseBlocks, BlockSource};
 pub use head::Head;
-pub use restore::{BaseRun, Building, Reading, RestoreError, Versions, begin, begin_in_blocks, restore};
+pub use restore::{
+    BaseRun, Building, Halves, Reading, RestoreError, Versions, begin, begin_in_blocks, restore,
+};
 pub use run::RunWriter;
 pub use top::BaseTop;
 

@@ -20,7 +20,7 @@ use machine::Machine;
 use mvcc::Cache;
 use numbers::Index;
 
-pub(crate) use self::checkpoint::restore;
+pub(crate) use self::checkpoint::{InBlocks, restore};
 pub(crate) use self::replay::{ReplayedLog, replay_log};
 use self::start::Start;
 use crate::beginning::Beginning;
@@ -462,8 +462,8 @@ fn replay(opening: &Opening<'_>, found: &mut Found<'_>) -> Result<Replay, DataDi
                 &[("found", Value::Str(&error.to_string()))],
             );
         };
-        let cache = cache.as_ref().map(|cache| (cache, &warn as &dyn Fn(&DataDirError)));
-        restore(rules, checkpoints, manifest.as_ref(), member_dir, identity, threads, cache)
+        let in_blocks = cache.as_ref().map(|cache| InBlocks { cache, warn: &warn });
+        restore(rules, checkpoints, manifest.as_ref(), member_dir, identity, threads, in_blocks)
     };
     let (state, replayed) = if threads {
         // Restoring the checkpoint and replaying the log are independent and take about the same time, so

@@ -68,6 +68,9 @@ where
     intake.finish(rules)
 }
 
+/// The two halves of a restore.
+pub type Halves<I, B, E> = (Reading<I, B, E>, Building);
+
 /// The base run of a restore with a memory budget: only those of its blocks are read that cannot stay where they are.
 pub struct BaseRun<B, E> {
     /// Blocks of the base.
@@ -90,7 +93,7 @@ pub type KeyBlockReader<B, E> = Box<dyn FnMut(BlockPlace) -> Result<B, E> + Send
 ///
 /// Returns an error if the head of a run cannot be read or is invalid. The two halves return the other errors
 /// of [`restore`].
-pub fn begin<I, B, E>(runs: Vec<I>) -> Result<(Reading<I, B, E>, Building), RestoreError<E>>
+pub fn begin<I, B, E>(runs: Vec<I>) -> Result<Halves<I, B, E>, RestoreError<E>>
 where
     I: Iterator<Item = Result<B, E>>,
     B: AsRef<[u8]>,
@@ -106,10 +109,7 @@ where
 /// # Errors
 ///
 /// Returns the same errors as [`begin`], and an error if the top of the base belongs to another base run.
-pub fn begin_in_blocks<I, B, E>(
-    runs: Vec<I>,
-    base: BaseRun<B, E>,
-) -> Result<(Reading<I, B, E>, Building), RestoreError<E>>
+pub fn begin_in_blocks<I, B, E>(runs: Vec<I>, base: BaseRun<B, E>) -> Result<Halves<I, B, E>, RestoreError<E>>
 where
     I: Iterator<Item = Result<B, E>>,
     B: AsRef<[u8]>,

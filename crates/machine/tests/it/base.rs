@@ -427,7 +427,7 @@ fn a_restored_machine_goes_on_alike_and_its_next_base_is_the_same() {
         let revision = machine.store.current_revision();
         settle(&mut machine, revision);
         let (files, _) = base(&mut machine);
-        let mut whole = restored(&[files.run.clone()]).unwrap();
+        let mut whole = restored(std::slice::from_ref(&files.run)).unwrap();
         let mut in_blocks = restored_in_blocks(&files, &[]).unwrap();
         let mut commands = Commands::new(seed, 40);
         for round in 0..4 {

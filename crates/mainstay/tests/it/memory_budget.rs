@@ -266,7 +266,7 @@ fn damaged_lists_and_changes_are_refused_or_not_needed() {
             let name = file.file_name().expect("it has one").to_string_lossy().into_owned();
             let member = setup.start();
             let said = member.said();
-            // The log is complete, so it is read instead of the checkpoint. Without a budget the file is not needed.
+            // The whole base run is read instead. Without a budget the file is not needed.
             let is_refused =
                 said.lines().any(|line| line.contains(&name) && line.contains("is damaged at offset"));
             assert_eq!(is_refused, setup.flags == on.flags, "{said}");

@@ -6,19 +6,22 @@
 //! ```text
 //! budget 1 GiB       the index has grown by 600 MiB since the last base, compacted at 7000
 //! removal is done    a whole checkpoint is due: its base will be settled through 6999
-//! a value arrives    it was moved within the log while the base is written: the base may have the old
-//!                    location, so the index will not adopt it; as a checkpoint it is as good as any other
+//! a value arrives    it was moved within the log after the base was ordered: the base may have the old
+//!                    location, so the index will not adopt it
 //! compacted at 9000  the next base is due
 //! it is written      no value moves: the index adopts it, in slices
 //! ```
 
 use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use mvcc::{Adoptable, Base, Cache, Moment, Stats, Store};
 use numbers::Revision;
 
 /// The index has to grow by the budget divided by this number before a new base is due.
 const GROWTH_PART: u64 = 2;
+/// Pause before a base that could not be written or adopted is due again.
+const RETRY_PAUSE: Duration = Duration::from_secs(5);
 /// Maximum number of leaves that are adopted in one turn, which takes about a millisecond.
 pub(super) const LEAVES_PER_TURN: u64 = 32;
 /// Maximum number of blocks that are evicted in one turn.
@@ -32,11 +35,13 @@ pub(super) const EVICTIONS_PER_TURN: usize = 256;
 #[derive(Default)]
 pub(super) struct IndexBase {
     cache: Option<Arc<Cache>>,
-    /// Compact revision for which a base was ordered last.
+    /// Compact revision for which a base was ordered last; `None` if that base could not be written or adopted.
     ordered_at: Option<Revision>,
+    /// Time before which no base is due, after one could not be written.
+    not_before: Option<Instant>,
     /// True if a value has moved since the newest checkpoint was ordered.
     has_moved: bool,
-    /// True if the last turn has evicted as many blocks as a turn may, so that more may have to go.
+    /// True if loaded blocks took too much memory after the last turn, although it has evicted some.
     evicts: bool,
     /// Moment of the newest checkpoint that was ordered.
     moment: Option<Moment>,
@@ -57,40 +62,61 @@ impl IndexBase {
 
     /// Returns true if a base would make much memory free, and the compact revision allows more than the last
     /// one did. `stats` and `compacted` are those of the index, whose removal is done.
-    pub fn is_due(&self, stats: &Stats, compacted: Revision) -> bool {
-        let Some(cache) = &self.cache else { return false };
+    pub fn is_due(&self, stats: &Stats, compacted: Revision, now: Instant) -> bool {
         self.waiting.is_none()
             && compacted > self.ordered_at.unwrap_or(Revision::FIRST)
-            && stats.pinned_bytes > cache.budget_bytes() / GROWTH_PART
+            && self.not_before.is_none_or(|time| now >= time)
+            && self.is_large(stats)
+    }
+
+    /// Returns true if so much of the index that could be in blocks is in memory that a base is due, and that no more
+    /// should get there by moving values.
+    pub fn is_large(&self, stats: &Stats) -> bool {
+        let budget = self.cache.as_ref().map(|cache| cache.budget_bytes());
+        budget.is_some_and(|bytes| stats.pinned_bytes > bytes / GROWTH_PART)
     }
 
     /// Records that a checkpoint of this moment was ordered, which may write a base, and does if it is a whole
-    /// one. `moves` is true if values are on their way to other places.
-    pub fn ordered(&mut self, moment: Moment, whole: bool, moves: bool) {
+    /// one.
+    pub fn ordered(&mut self, moment: Moment, whole: bool) {
         if whole {
             self.ordered_at = Some(moment.compact_revision());
         }
         self.moment = Some(moment);
-        self.has_moved = moves;
+        self.has_moved = false;
     }
 
-    /// Records that a value has moved.
+    /// Records that a value has moved. Its leaf is in memory now, so another base makes sense also without another
+    /// compaction.
     pub fn moved(&mut self) {
         self.has_moved = true;
-        self.waiting = None;
+        (self.ordered_at, self.waiting) = (None, None);
     }
 
-    /// Records a base that was written. Returns true if the index may adopt it.
-    pub fn written(&mut self, base: Arc<Base>) -> bool {
-        if !self.has_moved {
-            self.waiting = self.moment.map(|moment| (base, moment));
+    /// Records that a checkpoint was written, with its base if it has one.
+    pub fn written(&mut self, base: Option<Arc<Base>>, now: Instant) {
+        match base {
+            Some(base) if !self.has_moved => self.waiting = self.moment.map(|moment| (base, moment)),
+            Some(_) => self.failed(now),
+            None => {}
         }
-        self.waiting.is_some()
     }
 
-    /// Forgets the base that waits, so that values may move. Another one is due after the next compaction.
-    pub fn give_up_waiting(&mut self) {
-        self.waiting = None;
+    /// Records that a checkpoint could not be written, or that its base cannot be adopted. If it was to make memory free,
+    /// another one is due after a pause.
+    pub fn failed(&mut self, now: Instant) {
+        (self.ordered_at, self.not_before) = (None, Some(now + RETRY_PAUSE));
+    }
+
+    /// Forgets the base that waits for the removal of versions, so that values may move. Returns false if no base waits
+    /// for that.
+    pub fn give_up_waiting(&mut self, store: &Store, now: Instant) -> bool {
+        let waits = self.waiting_is(store) == Some(Adoptable::Later) && !store.is_adopting();
+        if waits {
+            self.waiting = None;
+            self.failed(now);
+        }
+        waits
     }
 
     /// Forgets the base that waits: the state that it belongs to was replaced.
@@ -105,12 +131,13 @@ impl IndexBase {
     }
 
     /// Returns the base that waits, if the index can adopt it now.
-    pub fn to_adopt(&mut self, store: &Store) -> Option<(Arc<Base>, Moment)> {
+    pub fn take_adoptable(&mut self, store: &Store, now: Instant) -> Option<(Arc<Base>, Moment)> {
         match self.waiting_is(store)? {
             Adoptable::Now => self.waiting.take(),
             Adoptable::Later => None,
             Adoptable::Never => {
                 self.waiting = None;
+                self.failed(now);
                 None
             }
         }
@@ -120,9 +147,9 @@ impl IndexBase {
         self.waiting.as_ref().map(|(base, moment)| store.adoptable(base, moment))
     }
 
-    /// Records that a turn has evicted this many blocks.
-    pub fn evicted(&mut self, blocks: usize) {
-        self.evicts = blocks == EVICTIONS_PER_TURN;
+    /// Records that blocks were evicted, as many as a turn may.
+    pub fn evicted(&mut self) {
+        self.evicts = self.cache.as_ref().is_some_and(|cache| cache.is_over());
     }
 
     /// Returns true if the next turn has something to do: a part of a base is to be adopted, or blocks are to be
@@ -152,15 +179,32 @@ mod tests {
 
     #[test]
     fn a_base_is_due_once_per_compaction_if_the_index_has_grown() {
+        let now = Instant::now();
         let mut off = IndexBase::new(None);
-        off.ordered(moment(3), true, false);
-        assert!(!off.is_due(&stats(u64::MAX), Revision(9)));
+        off.ordered(moment(3), true);
+        assert!(!off.is_due(&stats(u64::MAX), Revision(9), now));
         let mut base = IndexBase::new(Some(Cache::new(1000)));
-        assert!(!base.is_due(&stats(501), Revision::NEVER_COMPACTED), "nothing is settled");
-        assert!(!base.is_due(&stats(500), Revision(7)));
-        assert!(base.is_due(&stats(501), Revision(7)));
-        base.ordered(moment(7), true, false);
-        assert!(!base.is_due(&stats(501), Revision(7)), "it was ordered for this compaction");
-        assert!(base.is_due(&stats(501), Revision(8)));
+        assert!(!base.is_due(&stats(501), Revision::NEVER_COMPACTED, now), "nothing is settled");
+        assert!(!base.is_due(&stats(500), Revision(7), now));
+        assert!(base.is_due(&stats(501), Revision(7), now));
+        base.ordered(moment(7), true);
+        assert!(!base.is_due(&stats(501), Revision(7), now), "it was ordered for this compaction");
+        assert!(base.is_due(&stats(501), Revision(8), now));
+    }
+
+    #[test]
+    fn a_base_that_failed_is_due_again_after_a_pause_and_one_after_moves_at_once() {
+        let now = Instant::now();
+        let mut base = IndexBase::new(Some(Cache::new(1000)));
+        base.ordered(moment(7), true);
+        base.failed(now);
+        assert!(!base.is_due(&stats(501), Revision(7), now));
+        assert!(base.is_due(&stats(501), Revision(7), now + RETRY_PAUSE));
+        let later = now + RETRY_PAUSE;
+        base.ordered(moment(7), true);
+        base.moved();
+        assert!(base.is_due(&stats(501), Revision(7), later), "leaves are in memory because of that");
+        base.written(None, later);
+        assert!(!base.keeps_places(&Store::new()));
     }
 }

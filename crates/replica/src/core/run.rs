@@ -346,7 +346,7 @@ impl Core {
         let leases_as_of = self.pace.writing.leases_as_of(now);
         self.leases.look(self.machine.applied_index, self.node.status().commit, leases_as_of);
         self.remove_slice(now);
-        self.work_on_index();
+        self.work_on_index(now);
         self.check_index()?;
         // The calls from here on rely on this publication: after it, the newest view shows the same state as
         // the machine, unless an entry is partly applied.

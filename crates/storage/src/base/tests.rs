@@ -20,7 +20,7 @@ use crate::checkpointer::{CheckpointError, Checkpointed, Checkpointer, Event, Or
 use crate::error::{DataDirError, Inconsistency};
 use crate::identity::Identity;
 use crate::nospace::Note;
-use crate::opening::restore;
+use crate::opening::{InBlocks, restore};
 use crate::terms::Terms;
 use crate::values::LogValues;
 
@@ -143,8 +143,8 @@ impl World {
         let manifest = self.store.load()?;
         self.warned.replace(None);
         let warn = |error: &DataDirError| drop(self.warned.replace(Some(error.to_string())));
-        let cache = cache.as_ref().map(|cache| (cache, &warn as &dyn Fn(&DataDirError)));
-        restore(RULES, &self.store, manifest.as_ref(), Path::new("/member"), &OWN, threads, cache)
+        let in_blocks = cache.as_ref().map(|cache| InBlocks { cache, warn: &warn });
+        restore(RULES, &self.store, manifest.as_ref(), Path::new("/member"), &OWN, threads, in_blocks)
     }
 
     /// Names of the files in the directory, except the reserve.

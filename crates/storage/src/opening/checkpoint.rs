@@ -21,9 +21,18 @@ const VERSIONS_PER_PIECE: usize = 2048;
 /// Maximum number of batches that are queued for the building thread.
 const PIECES_MAX: usize = 4;
 
-/// Restores the state of a checkpoint, with two threads if `threads` is true. With a cache, the settled versions of a
-/// base in blocks stay in its files, unless a file is damaged that only this needs: then `warn` receives the damage, and
-/// the whole base is read into memory. If [`DataDirError::is_damage`] is true for the returned error, the state may be
+/// Says that the settled versions of a base in blocks stay in its files.
+#[derive(Clone, Copy)]
+pub(crate) struct InBlocks<'a> {
+    /// Memory for blocks of the base.
+    pub cache: &'a Arc<Cache>,
+    /// Receives the damage of a file that only this needs.
+    pub warn: &'a dyn Fn(&DataDirError),
+}
+
+/// Restores the state of a checkpoint, with two threads if `threads` is true. With `in_blocks`, the settled versions of a
+/// base in blocks stay in its files, unless a file is damaged that only this needs. The whole base is then read into
+/// memory. If [`DataDirError::is_damage`] is true for the returned error, the state may be
 /// rebuilt from the log instead.
 pub(crate) fn restore(
     rules: Rules,
@@ -32,7 +41,7 @@ pub(crate) fn restore(
     member_dir: &Path,
     identity: &Identity,
     threads: bool,
-    cache: Option<(&Arc<Cache>, &dyn Fn(&DataDirError))>,
+    in_blocks: Option<InBlocks<'_>>,
 ) -> Result<(Machine, Vec<Level>), DataDirError> {
     let Some(manifest) = manifest else { return Ok((Machine::new(rules), Vec::new())) };
     let mut levels =
@@ -65,7 +74,7 @@ pub(crate) fn restore(
         Ok((top, files))
     };
     let mut opened = None;
-    if let (Some((cache, warn)), Some(level)) = (cache, levels.first_mut())
+    if let (Some(InBlocks { cache, warn }), Some(level)) = (in_blocks, levels.first_mut())
         && let Some(companions) = level.companions.clone()
     {
         match open(level, &companions) {

@@ -411,15 +411,20 @@ impl Core {
 /// The index with a memory budget.
 impl Core {
     /// Adopts a part of a base that was written, and evicts blocks if too many are in memory.
-    pub(super) fn work_on_index(&mut self) {
+    pub(super) fn work_on_index(&mut self, now: Instant) {
         let Some(cache) = self.index_base.cache().cloned() else { return };
-        if !self.machine.is_whole() {
-            return;
+        if self.machine.is_whole() {
+            self.adopt_some(now);
         }
-        if self.space.room.is_tight(&self.log) {
-            // While a base waits, no values are moved, which would free segments.
-            self.index_base.give_up_waiting();
+        let evicted = if cache.is_over() { self.machine.store.evict(EVICTIONS_PER_TURN) } else { 0 };
+        self.index_base.evicted();
+        if evicted > 0 {
+            // The memory of evicted blocks is freed once a later view has replaced the current one.
+            self.publication.request();
         }
+    }
+
+    fn adopt_some(&mut self, now: Instant) {
         if self.machine.store.is_adopting() {
             let progress = self.machine.store.adopt_step(LEAVES_PER_TURN);
             self.publication.request();
@@ -428,19 +433,20 @@ impl Core {
                     "the index reads settled keys from the newest checkpoint",
                     &[("pinned-bytes", Value::Uint(self.machine.store.stats().pinned_bytes))],
                 );
+                // The files of the base before are removed now, so that there may be space for a reserve.
+                self.have_room_kept(false);
                 self.reclaim();
             }
         } else if !self.space.moves.are_under_way()
-            && let Some((base, moment)) = self.index_base.to_adopt(&self.machine.store)
+            && let Some((base, moment)) = self.index_base.take_adoptable(&self.machine.store, now)
         {
             self.machine.store.adopt(base, &moment);
             self.publication.request();
-        }
-        let evicted = if cache.is_over() { self.machine.store.evict(EVICTIONS_PER_TURN) } else { 0 };
-        self.index_base.evicted(evicted);
-        if evicted > 0 {
-            // The memory of evicted blocks is freed once a later view has replaced the current one.
-            self.publication.request();
+        } else if self.space.room.is_tight(&self.log)
+            && self.index_base.give_up_waiting(&self.machine.store, now)
+        {
+            // While a base waits, no values are moved, which would free segments.
+            self.reclaim();
         }
     }
 
@@ -580,17 +586,28 @@ impl Core {
         if self.leadership.is_unsettled() && self.log.space() == Space::Ample {
             return;
         }
-        let has_moves = self.space.moves.are_under_way() || self.space.moves.are_ordered();
-        if !has_moves
-            && !self.machine.store.is_adopting()
-            && self.index_base.is_due(&self.machine.store.stats(), self.machine.store.compact_revision())
-            && self.machine.store.is_removal_done()
-        {
-            self.space.checkpoints.want_whole();
+        if self.index_base.cache().is_some() {
+            // A base may be written, for which no value may move before the index has adopted it. Values that are on
+            // their way arrive with the next syncs.
+            let store = &self.machine.store;
+            if self.space.moves.are_under_way() || store.is_adopting() {
+                return;
+            }
+            if store.is_removal_done()
+                && self.index_base.is_due(&store.stats(), store.compact_revision(), now)
+            {
+                self.space.checkpoints.want_whole();
+            }
         }
         let log_bytes = self.log.figures().written_bytes();
         let usage = |segment| self.machine.usage().get(&segment).is_none_or(|usage| usage.values == 0);
         let Some(whole) = self.space.checkpoints.due(log_bytes, usage, now) else { return };
+        // A base that waits for the removal of versions, perhaps for long, is given up: the new checkpoint may have one,
+        // too. A base that does not wait is adopted first.
+        self.index_base.give_up_waiting(&self.machine.store, now);
+        if self.index_base.keeps_places(&self.machine.store) {
+            return;
+        }
         // The cause of the alarm must be in the note before the checkpoint is made. After the checkpoint, the
         // entry that raised the alarm, and that also contains the cause, may be deleted from the log.
         if !self.note_cause() {
@@ -609,7 +626,7 @@ impl Core {
         if !self.workers.order(order) {
             return;
         }
-        self.index_base.ordered(moment, whole, has_moves);
+        self.index_base.ordered(moment, whole);
         self.space.checkpoints.ordered(empty_segments, whole, log_bytes, now);
         if planted::is(Bug::SegmentDeletedEarly) {
             let early = self.space.checkpoints.take_empty();
@@ -652,13 +669,12 @@ impl Core {
                 self.logger
                     .debug("saved a checkpoint", &[("applied-index", Value::Uint(done.applied_index.0))]);
                 self.install_saved(done.applied_index, now)?;
-                if let Some(base) = done.base {
-                    self.index_base.written(base);
-                }
+                self.index_base.written(done.base, now);
                 self.reclaim();
             }
             Err(error) => {
                 self.space.checkpoints.failed(now);
+                self.index_base.failed(now);
                 let why = error.to_string();
                 self.install.failed(&why, now);
                 self.logger.warn("could not save a checkpoint", &[("error", Value::Str(&why))]);
@@ -790,7 +806,14 @@ impl Core {
         let receiving = self.install.is_receiving();
         let bytes = Room::bytes_of(values.iter().map(|value| value.data.len()));
         let fits = self.space.room.has(&self.log, bytes, Purpose::Moves) && !self.space.room.is_full();
-        let stays = self.machine.store.is_adopting();
+        // A checkpoint may be a base in blocks, during which no value may move. And a moved value brings its leaf into
+        // memory, so that a large index needs a base first.
+        let store = &self.machine.store;
+        let is_large = store.base().is_some()
+            && self.index_base.is_large(&store.stats())
+            && !self.space.room.is_tight(&self.log);
+        let stays = self.index_base.cache().is_some()
+            && (self.space.checkpoints.is_busy() || self.index_base.keeps_places(store) || is_large);
         if !fits || self.lifecycle.is_stopping() || receiving || stays || values.is_empty() {
             // Without a signal the mover ends: the values behind these would be refused, too. They stay where
             // they are, and are moved after the next checkpoint.

@@ -212,7 +212,7 @@ impl Core {
         let head = self.checkpoint_head();
         let order = Order::Checkpoint { head, state, whole: true, terms };
         if self.workers.order(order) {
-            self.index_base.ordered(moment, true, false);
+            self.index_base.ordered(moment, true);
             self.install.saving();
             self.space.checkpoints.begun(self.log.figures().written_bytes(), now);
             if planted::is(Bug::SnapshotAcknowledgedEarly) {
