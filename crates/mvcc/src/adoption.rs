@@ -266,7 +266,7 @@ impl Store {
         // The location in a block cannot be changed, so the version gets a record of its own.
         let key: Box<[u8]> = version.key().into();
         self.pin(&key);
-        let version = self.snapshot().version_at(change)?;
+        let version = self.snapshot().version_at(change).filter(|version| version.location() == from)?;
         let before = version.value();
         version.set_location(to);
         self.placements += 1;

@@ -382,7 +382,9 @@ impl Base {
             wrong = packing.check_end().err();
         }
         match wrong {
-            Some(wrong) => Err(wrong.to_owned()),
+            Some(wrong) => Err(format!(
+                "{wrong}; rebuild the member from the others with `mainstay rebuild`, or restore a backup"
+            )),
             None => Ok(packing.finish()),
         }
     }

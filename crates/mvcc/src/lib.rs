@@ -6,6 +6,9 @@
 //! to immutable version records. One tree is ordered by key and counts live keys; the other is ordered by
 //! revision.
 //!
+//! Leaves of the tree by key may be *stubs*, whose entries are read on demand from blocks of a [`Base`], through
+//! the trait [`Blocks`], and evicted again ([`Cache`]). A store without a base has no stubs, and no cost of them.
+//!
 //! The crate reads no values, opens no files, and uses neither time nor randomness. Of a lease it stores only
 //! the id.
 //!
@@ -17,6 +20,8 @@
 //! * a version of a key is found in O(log n), even if the key was written a million times (`version`, a unit
 //!   test);
 //! * nothing that a view can see is freed, and everything else is freed in the end (`leaks`, `threads`);
+//! * a read through a block shows what the index had, and a block that is not what it should be is a fault, which
+//!   every snapshot reports, and never an answer (`bases`, `base_edges`, `threads`);
 //! * the progress of physical compaction does not affect what can be read, counted, hashed and loaded again
 //!   (`model`, `load`).
 //!
@@ -24,7 +29,8 @@
 //! of memory in addition to its own length (tested in `leaks`). `cargo run --release -p mainstay-mvcc
 //! --example measure_index` prints the cost of operations.
 //!
-//! Unsafe code is in `version` (record layout), `node`, `tree` (nodes), `epoch` and `epochs` (reclamation);
+//! Unsafe code is in `version` (record layout), `node`, `tree` (nodes), `base` (loaded blocks), `adoption`,
+//! `changes` (stubs), `epoch` and `epochs` (reclamation);
 //! unsafe blocks elsewhere give a pointer the lifetime of the owner that keeps its target alive, and `load`
 //! also frees the objects of a load that failed.
 

@@ -232,7 +232,7 @@ impl World {
             if !place.disk.is_dark() {
                 place.disk.heal();
             }
-            (place.may_end, place.may_not_start) = (false, false);
+            (place.may_end, place.may_not_start, place.may_not_read) = (false, false, false);
             if self.profile.fails(Fault::ReadError) && !(place.decayed || place.lost) {
                 // A member that could not read data it needs stays out of service until its process restarts,
                 // so every member is restarted.

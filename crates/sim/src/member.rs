@@ -142,6 +142,8 @@ pub struct Place {
     /// True if a disk fault is active, or has been active since the process started. In that case, the
     /// process may end by itself.
     pub may_end: bool,
+    /// True if a read of the disk may fail, which ends a member that reads a block of its index then.
+    pub may_not_read: bool,
     /// True if a disk fault is active that may prevent a start.
     pub may_not_start: bool,
     /// True if the member's data is damaged or gone, so that it has to be replaced.
@@ -183,6 +185,7 @@ impl Place {
             stalled_until: 0,
             slowness: Slowness::default(),
             may_end: false,
+            may_not_read: false,
             may_not_start: false,
             lost: false,
             retired: false,

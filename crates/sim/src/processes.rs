@@ -275,7 +275,9 @@ impl World {
         let is_removed = |process: &Process| process.stepped.probe().is_removed;
         let stopping = place.process.as_ref().is_some_and(|process| process.stopping && !is_removed(process));
         let dark = place.disk.is_dark();
-        let excused = place.may_end;
+        let lost_index =
+            outcome.as_ref().is_err_and(|why| why.starts_with("a part of the index cannot be read"));
+        let excused = place.may_end || (place.may_not_read && lost_index);
         let removed = self.operator.is_removed(place.id);
         match &outcome {
             Ok(()) => self.trace.note(now, format_args!("m{at} has come to its end")),

@@ -24,7 +24,7 @@ pub enum Fatal {
         /// The index of the entry.
         index: Index,
     },
-    /// A block of the index could not be read or is damaged. The text names the file and the block.
+    /// A block of the index could not be read or is damaged. The text names the file, the block and the remedy.
     Index(String),
     /// Raft accepted a snapshot, but no state was received.
     NoSnapshot,
@@ -65,10 +65,9 @@ impl fmt::Display for Fatal {
             Fatal::Unlocated { index } => {
                 write!(f, "entry {index} was committed before the log reported its location")
             }
-            Fatal::Index(fault) => write!(
-                f,
-                "a part of the index cannot be read from the checkpoint: {fault}; if the disk can be read again, start the member again; otherwise rebuild the member from the others with `mainstay rebuild`, or restore a backup"
-            ),
+            Fatal::Index(fault) => {
+                write!(f, "a part of the index cannot be read from the checkpoint: {fault}")
+            }
             Fatal::NoSnapshot => f.write_str("raft accepted a snapshot that was not received"),
             Fatal::OtherSnapshot { accepted, received } => write!(
                 f,

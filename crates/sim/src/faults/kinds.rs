@@ -225,8 +225,10 @@ impl World {
         let nth = self.dice.faults.between(1, 20);
         let place = &mut self.places[at];
         place.disk.fail_next(operation, nth, disk::Fault::Once(libc::EIO));
-        // A failed read makes only the request fail, while any other failed operation may end the process.
+        // A failed read makes only the request fail, unless it is of a block of the index (`--memory-budget`),
+        // while any other failed operation may end the process.
         place.may_end |= operation != Operation::Read;
+        place.may_not_read |= operation == Operation::Read;
         place.may_not_start = true;
     }
 
