@@ -40,7 +40,7 @@ pub fn write() -> Result<String, String> {
 ///
 /// # Errors
 ///
-/// See [`write`].
+/// See [`write()`].
 pub fn of(target: &str, artefact: &str, digest: &str) -> Result<Value, String> {
     let lock = crate::generated::read("Cargo.lock")?;
     let mut bom = bom(&dependencies::metadata_of(target)?, &digests(&lock))?;
