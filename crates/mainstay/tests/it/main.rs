@@ -29,7 +29,6 @@ mod recover;
 mod refusals;
 mod shadow;
 mod smoke;
-mod sources;
 mod takeover;
 mod wal_dir;
 mod witness;
@@ -106,6 +105,8 @@ mod resources;
 mod restart;
 #[cfg(feature = "full")]
 mod service;
+#[cfg(feature = "full")]
+mod sources;
 #[cfg(feature = "full")]
 mod space;
 #[cfg(feature = "full")]
