@@ -124,7 +124,7 @@ pub(crate) const FORMAT: u64 = 4;
 pub(crate) const FORMAT_COMPRESSED: u64 = 5;
 /// What is added to the format of a run whose leases are in blocks of their own.
 pub(crate) const LEASES_APART: u64 = 2;
-/// What is added to the format of a base run whose blocks of keys are cut where leaves of the index end.
+/// Number that is added to the format of a base run whose blocks of keys are cut where leaves of the index end.
 pub(crate) const IN_BLOCKS: u64 = 4;
 /// Maximum number of leases in the head of a run.
 pub(crate) const LEASES_IN_HEAD_MAX: usize = 65_536;

@@ -72,7 +72,7 @@ enum Stage {
     Done,
 }
 
-/// What the top will say of a block.
+/// Description of a block for the top, before its place is known.
 enum Unplaced {
     Keys {
         first_key: Vec<u8>,
@@ -99,7 +99,7 @@ struct OpenLeaf {
     totals: Vec<LoadedSize>,
 }
 
-/// What the totals count of a version: the length of its key, its id, and its value.
+/// Figures of a version that the totals count: the length of its key, its id, and its value.
 type LoadedSize = (usize, ChangeId, mvcc::Value);
 
 /// Reason why a base cannot be finished.

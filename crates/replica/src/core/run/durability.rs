@@ -590,7 +590,10 @@ impl Core {
             // A base may be written, for which no value may move before the index has adopted it. Values that are on
             // their way arrive with the next syncs.
             let store = &self.machine.store;
-            if self.space.moves.are_under_way() || store.is_adopting() {
+            // On a disk that is short of space they may wait for what this checkpoint frees. If they arrive while the base
+            // is written, it fails or is not adopted.
+            let waits_for_moves = self.space.moves.are_under_way() && !self.space.room.is_tight(&self.log);
+            if waits_for_moves || store.is_adopting() {
                 return;
             }
             if store.is_removal_done()
