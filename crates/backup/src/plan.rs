@@ -133,16 +133,24 @@ impl Chain<'_> {
     ///
     /// Returns the error of the store, or what is damaged or pruned.
     pub fn epoch(&self, head: &Head, sequence: u64) -> Result<WholeEpoch, Trouble> {
+        // Only for an old epoch are lists read.
+        let is_listed = sequence == head.manifest.epoch
+            || head.first.epochs.iter().any(|epoch| epoch.sequence == sequence);
+        let earlier = if is_listed { Vec::new() } else { self.closed_epochs_from(head, sequence)? };
+        self.epoch_among(head, if earlier.is_empty() { &head.first.epochs } else { &earlier }, sequence)
+    }
+
+    /// Reads one epoch like [`Chain::epoch`]. `closed` are epochs before the present one, which were read before
+    /// ([`Chain::closed_epochs`]).
+    ///
+    /// # Errors
+    ///
+    /// Returns the error of the store, or what is damaged or pruned.
+    pub fn epoch_among(&self, head: &Head, closed: &[Epoch], sequence: u64) -> Result<WholeEpoch, Trouble> {
         if sequence == head.manifest.epoch {
             return whole(head.first.clone(), head.parts.clone(), head.manifest.at);
         }
-        let is_it = |epoch: &&Epoch| epoch.sequence == sequence;
-        // Only for an old epoch are lists read.
-        let earlier = match head.first.epochs.iter().find(is_it) {
-            None => self.closed_epochs_from(head, sequence)?,
-            Some(_) => Vec::new(),
-        };
-        let Some(known) = head.first.epochs.iter().chain(&earlier).find(is_it) else {
+        let Some(known) = closed.iter().find(|epoch| epoch.sequence == sequence) else {
             return Err(Trouble::new(Fault::Refused, format!("there is no epoch {sequence} in the backup")));
         };
         let (first, _) = self.read(sequence)?;
@@ -284,11 +292,12 @@ impl Chain<'_> {
         }
         let head = self.head_or_refuse()?;
         plan.parts.clear();
+        let closed = self.closed_epochs(&head)?;
         for (sequence, ..) in self.epochs(&head)? {
             if !(plan.epoch..=last.epoch).contains(&sequence) {
                 continue;
             }
-            let whole = self.epoch(&head, sequence)?;
+            let whole = self.epoch_among(&head, &closed, sequence)?;
             if let Some(reason) = whole.gap.filter(|_| sequence > plan.epoch) {
                 return Err(Trouble::new(
                     Fault::Refused,

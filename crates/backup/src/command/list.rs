@@ -35,11 +35,12 @@ fn run(call: &mut Call<'_>) -> Result<(), Failure> {
             call.io.err.notice(format!("Warning: {found}\n"));
         }
         let oldest = chain.oldest(&head)?;
+        let closed = chain.closed_epochs(&head)?;
         for (sequence, from, to) in chain.epochs(&head)? {
             if sequence < oldest {
                 continue;
             }
-            let epoch = chain.epoch(&head, sequence)?;
+            let epoch = chain.epoch_among(&head, &closed, sequence)?;
             let bytes = epoch.base.bytes() + epoch.parts.iter().map(|part| part.object.bytes).sum::<u64>();
             table.row(vec![
                 id.clone(),

@@ -113,7 +113,7 @@ pub fn prune_list(chain: &Chain<'_>, before_ms: u64) -> Result<PruneList, Troubl
         kept.insert(object.name.clone());
     };
     for (sequence, ..) in epochs.iter().filter(|(sequence, ..)| *sequence >= first_kept) {
-        let epoch = chain.epoch(&head, *sequence)?;
+        let epoch = chain.epoch_among(&head, &closed, *sequence)?;
         epoch.base.chunks.iter().for_each(|chunk| keep(&mut kept, &chunk.object));
         epoch.parts.iter().for_each(|part| keep(&mut kept, &part.object));
     }

@@ -62,8 +62,9 @@ fn run(call: &mut Call<'_>) -> Result<(), Failure> {
         Err(trouble) => checking.found.push(trouble.to_string()),
         Ok(head) => {
             let oldest = checking.chain.oldest(head)?;
+            let closed = checking.chain.closed_epochs(head)?;
             for (sequence, ..) in checking.chain.epochs(head)?.into_iter().filter(|(at, ..)| *at >= oldest) {
-                let epoch = match checking.chain.epoch(head, sequence) {
+                let epoch = match checking.chain.epoch_among(head, &closed, sequence) {
                     Ok(epoch) => epoch,
                     Err(trouble) => {
                         checking.found.push(trouble.to_string());
