@@ -104,14 +104,14 @@ mod restore;
 mod run;
 mod top;
 
-pub use base_writer::{BaseError, BaseFile, BaseWriter};
+pub use base_writer::{BaseError, BaseWriter};
 pub use blocks::{BaseBlocks, BlockSource};
 pub use head::Head;
 pub use restore::{
     BaseRun, Building, Halves, Reading, RestoreError, Versions, begin, begin_in_blocks, restore,
 };
 pub use run::RunWriter;
-pub use top::BaseTop;
+pub use top::{BaseFile, BaseTop};
 
 pub(crate) use entry::{Entry, EntryReader, EntryWriter, Payload};
 pub(crate) use head::SavedHead;

@@ -16,8 +16,8 @@ use std::sync::{Arc, Mutex, MutexGuard, OnceLock, PoisonError};
 
 use numbers::{ChangeId, LeaseId, Revision};
 
-use crate::load::{LoadedVersion, VERSION_MAX};
 use crate::node::{ByKey, ByRevision, LEAF, Leaf, Slot};
+use crate::saved::{LoadedVersion, VERSION_MAX};
 use crate::version::{Content, KEY_BYTES_MAX, Version};
 
 /// Maximum number of versions of a block of settled keys, and of a block of changes.

@@ -8,47 +8,15 @@
 
 use std::sync::Arc;
 
-use numbers::{ChangeId, LeaseId, Revision};
+use numbers::{ChangeId, Revision};
 
 use crate::base::Base;
 use crate::epoch::{Census, Epochs, Kind, Retired};
 use crate::node::{ByKey, ByRevision, INNER, Inner, LEAF, Leaf, NodePtr, Order, STUB, Slot, Stub};
+use crate::saved::{LoadedVersion, REVISION_MAX, VERSION_MAX};
 use crate::store::Store;
 use crate::tree::{Tree, allocate};
-use crate::version::{self, Content, KEY_BYTES_MAX, Value, Version};
-
-/// A version of a saved image. A `version` of 0 is a tombstone.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct LoadedVersion<'k> {
-    /// Key of which this is a version.
-    pub key: &'k [u8],
-    /// Main revision of the change.
-    pub main: Revision,
-    /// Number of the change within its transaction.
-    pub sub: u32,
-    /// Main revision that created the key; 0 for a tombstone.
-    pub create_revision: Revision,
-    /// Number of puts since the creation of the key; 0 for a tombstone.
-    pub version: i64,
-    /// Id of the lease, or 0.
-    pub lease: LeaseId,
-    /// Location, length and checksum of the value.
-    pub value: Value,
-}
-
-impl<'k> From<Version<'k>> for LoadedVersion<'k> {
-    fn from(version: Version<'k>) -> Self {
-        LoadedVersion {
-            key: version.key(),
-            main: version.main(),
-            sub: version.sub(),
-            create_revision: version.create_revision(),
-            version: version.version(),
-            lease: version.lease(),
-            value: version.value(),
-        }
-    }
-}
+use crate::version::{self, Content, KEY_BYTES_MAX, Version};
 
 /// Reason why an image is refused.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -120,12 +88,6 @@ enum AfterBlock {
 
 // SAFETY: the loader is the only owner of the objects that its pointers lead to.
 unsafe impl Send for Loader {}
-
-/// Highest revision allowed in an image, so that later revisions cannot overflow.
-const REVISION_MAX: Revision = Revision(i64::MAX / 2);
-
-/// Highest version number allowed in an image.
-pub(crate) const VERSION_MAX: i64 = REVISION_MAX.0;
 
 /// Number of changes that are written to the table together. Changes arrive in key order, so successive
 /// changes usually belong to distant entries of the table, and most writes cause a cache miss. Writing many

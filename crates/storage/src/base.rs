@@ -9,7 +9,7 @@ use machine::image::{BaseBlocks, BaseFile, BaseTop, BlockSource, RestoreError};
 use mvcc::{Base, Cache};
 use numbers::BlockPlace;
 
-use crate::checkpointer::{Companions, Level};
+use crate::checkpointer::level::{Companions, Level};
 
 /// The two files of a base whose blocks are read on demand. They stay open for as long as the index needs the base,
 /// also after a newer checkpoint has removed their names.

@@ -39,7 +39,8 @@ use machine::ReadError;
 use mvcc::Value;
 use planted::Bug;
 
-use crate::shared_values::{SharedRead, SharedValues};
+pub use crate::shared_values::place_of;
+use crate::shared_values::{SharedRead, SharedValues, place};
 
 /// Maximum number of reader threads, which are started on demand.
 const THREADS_MAX: usize = 8;
@@ -52,16 +53,6 @@ const ADMITTED_BYTES_MAX: usize = 16 << 20;
 /// The clients' memory budget divided by this number is a further limit for each of the four amounts that
 /// [`ADMITTED_BYTES_MAX`] limits.
 const BUDGET_PART: usize = 16;
-/// Returns the location of a value as one number, which identifies the value: a location in the log never
-/// contains another value later.
-pub fn place_of(value: Value) -> u64 {
-    place(value.location.segment(), value.location.offset())
-}
-
-fn place(segment: u32, offset: u32) -> u64 {
-    (u64::from(segment) << 32) | u64::from(offset)
-}
-
 /// The bytes of a value or the error of reading it, with the location of the value as one number
 /// ([`place_of`]).
 pub type ReadValue = (u64, Result<Bytes, ReadError>);

@@ -10,11 +10,19 @@ use bytes::{Bytes, BytesMut};
 use machine::ReadError;
 use mvcc::Value;
 
-use crate::readers::place_of;
-
 /// Maximum length in bytes of a value that is shared: it is read and verified in one go, while the other
 /// connections of the shard wait.
 const VALUE_BYTES_MAX: usize = 2 << 20;
+
+/// Returns the location of a value as one number, which identifies the value: a location in the log never
+/// contains another value later.
+pub fn place_of(value: Value) -> u64 {
+    place(value.location.segment(), value.location.offset())
+}
+
+pub(crate) fn place(segment: u32, offset: u32) -> u64 {
+    (u64::from(segment) << 32) | u64::from(offset)
+}
 
 /// Table of the large values that responses are sending now, for all shards of a member.
 ///

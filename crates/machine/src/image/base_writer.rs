@@ -9,7 +9,7 @@ use numbers::{BlockPlace, ChangeId, LeaseId, Revision};
 use crate::as_of::{AsOf, Overtaken};
 use crate::codec::put_u64;
 use crate::image::restore::Accounting;
-use crate::image::top::{Position, TopWriter, Totals};
+use crate::image::top::{BaseFile, Position, TopWriter, Totals};
 use crate::image::{
     BLOCK_BYTES, BaseTop, CHANGES, END, Entry, EntryWriter, Head, KEYS, LEASES, SETTLED, Walk,
 };
@@ -20,17 +20,6 @@ use crate::state_hash::mix;
 const CHANGES_PER_BLOCK: u32 = 56;
 /// Maximum number of versions that are visited in one slice in the order of revisions. Only some of them may be written.
 const VISITED_MAX: usize = 16 << 10;
-
-/// One of the files of a base in blocks.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
-pub enum BaseFile {
-    /// The base run: head, leases and blocks of keys.
-    Run,
-    /// The settled versions in the order of revisions.
-    Changes,
-    /// The list of the blocks of the other two.
-    Top,
-}
 
 /// Writer of a base in blocks. Like [`RunWriter`](crate::image::RunWriter) it can be used on any thread and for any
 /// length of time, but it fails if a version that it still needs is removed after a compaction.

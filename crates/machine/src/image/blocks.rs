@@ -6,7 +6,7 @@ use mvcc::{BlockId, Blocks, ChangeBlock, KeyBlock, LoadedVersion, NO_BLOCK};
 use numbers::{BlockPlace, Revision};
 
 use crate::codec::{Input, Malformed};
-use crate::image::base_writer::BaseFile;
+use crate::image::top::BaseFile;
 use crate::image::{BaseTop, CHANGES, Entry, EntryReader, KEYS, Payload, SETTLED};
 
 /// Source of the blocks of a base: its files, which the caller has opened and compared with the top.

@@ -19,6 +19,17 @@ const OF_CHANGES: u64 = 2;
 /// an entry has at least two bytes.
 const VERSIONS_MAX: u64 = BLOCK_BYTES as u64;
 
+/// One of the files of a base in blocks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
+pub enum BaseFile {
+    /// The base run: head, leases and blocks of keys.
+    Run,
+    /// The settled versions in the order of revisions.
+    Changes,
+    /// The list of the blocks of the other two.
+    Top,
+}
+
 /// Blocks of a base run and of its change file in order, with what is known of each without reading it.
 ///
 /// A block takes 32 bytes of memory and its first key. With 56 versions in a block that is about one byte per version.

@@ -9,8 +9,13 @@ use mvcc::{Base, Cache};
 use numbers::{Index, Term};
 use telemetry::metrics::Metrics;
 
-use super::{CheckpointError, Companions, Level, SYNC_BYTES};
+use super::level::{Companions, Level};
+use super::orders::CheckpointError;
 use crate::base::BaseFiles;
+
+/// Bytes between two syncs of a run that is being written. The number is small because a sync of the log on
+/// the same disk may have to wait until this many bytes are written.
+pub(super) const SYNC_BYTES: u64 = 4 << 20;
 
 /// A base in blocks that is being written. Each file is complete and durable before the next one begins.
 pub(super) struct WritingBase {

@@ -11,6 +11,7 @@ use telemetry::metrics::MetricsDetail;
 
 use numbers::{ChangeId, ClusterId, MemberId};
 
+use super::level::VERSION_BYTES_MIN;
 use super::moving::MOVED_BYTES;
 use super::*;
 use crate::terms::Terms;
