@@ -386,6 +386,21 @@ impl World {
         if files.is_empty() {
             return;
         }
+        // If the member has a base in blocks, half of the flips go to its blocks, which are read on demand.
+        let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
+        let bases: Vec<String> = files
+            .iter()
+            .filter_map(|(path, _)| Some(name(path).strip_suffix("-changes.run")?.to_owned()))
+            .collect();
+        let mut blocks = files.clone();
+        blocks.retain(|(path, _)| {
+            let name = name(path);
+            bases.iter().any(|base| name == format!("{base}.run") || name == format!("{base}-changes.run"))
+        });
+        let hits_block = !blocks.is_empty() && self.dice.faults.one_in(2);
+        if hits_block {
+            files = blocks;
+        }
         // Half of the flips go to the segment in which the proven log ends.
         let last = files.iter().find(|(path, _)| segment_number(path) == Some(proven.segment)).cloned();
         let (path, len) = match last {
@@ -394,7 +409,7 @@ impl World {
         };
         // The newest bytes have the fewest other copies, so half of the flips go to the last bytes of the
         // file.
-        let back = if self.dice.faults.one_in(2) { len } else { len.min(LAST_BYTES) };
+        let back = if hits_block || self.dice.faults.one_in(2) { len } else { len.min(LAST_BYTES) };
         let offset = len - 1 - self.dice.faults.below(back);
         let bit = self.dice.faults.below(8) as u8;
         let place = &mut self.places[at];
