@@ -175,6 +175,57 @@ fn a_fault_of_the_base_before_ends_the_adoption_and_is_kept() {
 }
 
 #[test]
+fn a_leaf_that_reaches_into_the_next_block_is_not_taken_for_a_block() {
+    let cache = Cache::new(0);
+    let mut store = Store::new();
+    for key in ["a", "b", "c", "f", "g"] {
+        put(&mut store, key);
+    }
+    store.compact(Revision(6)).unwrap();
+    let moment = store.publish().moment();
+    let blocks = Given::new(
+        5,
+        vec![
+            (vec![entry("a", 2), entry("b", 3), entry("c", 4)], true),
+            (vec![entry("f", 5)], true),
+            (vec![entry("g", 6)], false),
+        ],
+    );
+    // The leaf then has as many entries as the first block, and begins with the same key.
+    for key in ["b", "g"] {
+        delete(&mut store, key);
+    }
+    compact(&mut store);
+    put(&mut store, "z");
+    delete(&mut store, "z");
+    compact(&mut store);
+    assert_eq!(keys(&store), ["a", "c", "f"]);
+    store.adopt(Base::new(blocks, Arc::clone(&cache)), &moment);
+    while !store.adopt_step(1).done {}
+    assert_eq!(keys(&store), ["a", "c", "f"]);
+}
+
+#[test]
+fn stubs_that_no_new_block_equals_become_leaves() {
+    let cache = Cache::new(0);
+    let mut store = filled(300);
+    let first = written(&store.publish(), BLOCK_VERSIONS_MAX);
+    adopt(&mut store, &first, &cache);
+    put(&mut store, "zz");
+    compact(&mut store);
+    // Blocks of another size equal no leaf.
+    let second = written(&store.publish(), 10);
+    adopt(&mut store, &second, &cache);
+    for _ in 0..10 {
+        store.publish();
+        store.reclaim(1000);
+    }
+    assert_eq!(store.old_bases(), 0);
+    assert!(store.census().versions() >= 300);
+    assert_eq!(keys(&store).len(), 301);
+}
+
+#[test]
 fn a_base_is_adopted_only_if_nothing_was_adopted_or_relocated_since_its_moment() {
     let cache = Cache::new(0);
     let mut store = filled(100);
