@@ -175,6 +175,44 @@ fn a_fault_of_the_base_before_ends_the_adoption_and_is_kept() {
 }
 
 #[test]
+fn a_leaf_that_reaches_into_the_next_block_is_not_taken_for_a_block() {
+    let cache = Cache::new(0);
+    let mut store = filled(100);
+    put(&mut store, "k0000010x");
+    put(&mut store, "zz");
+    compact(&mut store);
+    // The leaf has 57 entries, and its first block 56 of them.
+    let blocks = written(&store.publish(), 56);
+    delete(&mut store, "k0000010x");
+    put(&mut store, "zz");
+    compact(&mut store);
+    // Now the leaf has as many entries as the block, and begins with the same key.
+    let expected = keys(&store);
+    adopt(&mut store, &blocks, &cache);
+    assert_eq!(keys(&store), expected);
+}
+
+#[test]
+fn stubs_that_no_new_block_equals_become_leaves() {
+    let cache = Cache::new(0);
+    let mut store = filled(300);
+    let first = written(&store.publish(), BLOCK_VERSIONS_MAX);
+    adopt(&mut store, &first, &cache);
+    put(&mut store, "zz");
+    compact(&mut store);
+    // Blocks of another size equal no leaf.
+    let second = written(&store.publish(), 10);
+    adopt(&mut store, &second, &cache);
+    for _ in 0..10 {
+        store.publish();
+        store.reclaim(1000);
+    }
+    assert_eq!(store.old_bases(), 0);
+    assert!(store.census().versions() >= 300);
+    assert_eq!(keys(&store).len(), 301);
+}
+
+#[test]
 fn a_base_is_adopted_only_if_nothing_was_adopted_or_relocated_since_its_moment() {
     let cache = Cache::new(0);
     let mut store = filled(100);
