@@ -11,6 +11,7 @@ use server::stepped::DataDirError;
 use crate::member::Slowness;
 use crate::network::{Host, Weather};
 use crate::profile::Fault;
+use crate::rng::Rng;
 use crate::schedule::{MILLI, SECOND};
 use crate::staged::Step;
 use crate::world::{Event, Undo, World};
@@ -69,6 +70,13 @@ impl World {
             self.staged.disturbed(now);
         }
         self.trace.note(now, format_args!("fault {} at m{at}", kind.name()));
+        // Blocks of a base are read only on demand, so most flips in them are never noticed.
+        if self.profile.fails(Fault::Decay) && self.has_blocks(at) {
+            let name = format!("decay of blocks {}", self.counts.faults);
+            if Rng::stream(self.profile.seed, &name).one_in(3) {
+                self.decay(at);
+            }
+        }
         match kind {
             Fault::Power => self.crash(at, true),
             Fault::Kill => self.crash(at, false),

@@ -362,6 +362,20 @@ impl World {
         self.trace.note(now, format_args!("m{at} has lost its disk"));
     }
 
+    /// Returns the names, without their ends, of a member's base runs in blocks.
+    fn bases_in_blocks(&self, at: Host) -> Vec<String> {
+        let files = self.places[at].disk.files();
+        files
+            .iter()
+            .filter_map(|(path, _)| Some(file_name(path).strip_suffix("-changes.run")?.to_owned()))
+            .collect()
+    }
+
+    /// Returns true if a member has a base run in blocks.
+    pub(crate) fn has_blocks(&self, at: Host) -> bool {
+        !self.bases_in_blocks(at).is_empty()
+    }
+
     /// Flips one bit in a member's synced files, if the other members have the whole state.
     pub(crate) fn decay(&mut self, at: Host) {
         if !self.may_damage(at) {
@@ -387,14 +401,10 @@ impl World {
             return;
         }
         // If the member has a base in blocks, half of the flips go to its blocks, which are read on demand.
-        let name = |path: &Path| path.file_name().unwrap_or_default().to_string_lossy().into_owned();
-        let bases: Vec<String> = files
-            .iter()
-            .filter_map(|(path, _)| Some(name(path).strip_suffix("-changes.run")?.to_owned()))
-            .collect();
+        let bases = self.bases_in_blocks(at);
         let mut blocks = files.clone();
         blocks.retain(|(path, _)| {
-            let name = name(path);
+            let name = file_name(path);
             bases.iter().any(|base| name == format!("{base}.run") || name == format!("{base}-changes.run"))
         });
         let hits_block = !blocks.is_empty() && self.dice.faults.one_in(2);
@@ -428,4 +438,8 @@ impl World {
             }
         }
     }
+}
+
+fn file_name(path: &Path) -> String {
+    path.file_name().unwrap_or_default().to_string_lossy().into_owned()
 }
