@@ -58,7 +58,7 @@ pub fn target_dir(root: &Path) -> PathBuf {
     std::env::var_os("CARGO_TARGET_DIR").map_or_else(|| root.join("target"), PathBuf::from)
 }
 
-/// What the program prints for its package: manual pages and completion.
+/// Output of the program for its package: manual pages and completion.
 pub struct Words {
     /// Each page with its name and section.
     pub pages: Vec<(&'static str, u8, Vec<u8>)>,

@@ -71,7 +71,7 @@ fn run(call: &mut Call<'_>) -> Result<(), Failure> {
     call.print(&format!("{} objects of {} deleted; {kept_text}\n", names.len(), size(bytes)))
 }
 
-/// What a prune deletes.
+/// Objects that a prune deletes.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PruneList {
     /// Names of the objects, in the order in which they are to be deleted: whatever interrupts that, all later moments

@@ -93,7 +93,7 @@ struct Room {
     history: u64,
     /// The state, which is then written again as that of the new member. It may have grown or shrunk since the base.
     state: u64,
-    /// What is fetched, if it is kept for a second attempt.
+    /// Objects that are fetched, if they are kept for a second attempt.
     fetched: u64,
 }
 

@@ -32,7 +32,7 @@ pub(super) const NOTED_BEHIND_MAX: u64 = 1 << 16;
 
 /// A pass that checkpoints leases, slice by slice.
 pub(super) struct CheckpointPass {
-    /// What is left to be processed; the last one first. Never empty.
+    /// Ranges that are left to be processed; the last one first. Never empty.
     ranges: Vec<NotedRange>,
     /// Minimum part of its TTL that a lease must have used up to be checkpointed.
     used: Duration,
