@@ -8,7 +8,7 @@
 //!
 //! A leaf becomes a stub of a block if its first key and its number of entries are those of the block, its
 //! last key is below the first key of the next block, and all its entries are settled: puts without a lease at
-//! or below [`Blocks::settled`](crate::Blocks::settled). Then the block has the same versions, although
+//! or below [`Blocks::settled`]. Then the block has the same versions, although
 //! nobody reads it. Let the base be of revision 90, with blocks `a b c` and `f g`:
 //!
 //! ```text
