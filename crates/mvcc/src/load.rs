@@ -74,6 +74,8 @@ pub struct Loader {
     listed: Vec<(ChangeId, Slot)>,
     /// Number of versions in blocks that were pushed.
     in_blocks: u64,
+    /// Bytes of the records of all other versions.
+    record_bytes: u64,
     /// First key that may follow a block that was pushed last.
     after_block: Option<AfterBlock>,
 }
@@ -118,6 +120,7 @@ impl Loader {
             newest: None,
             listed: Vec::new(),
             in_blocks: 0,
+            record_bytes: 0,
             after_block: None,
         }
     }
@@ -250,6 +253,7 @@ impl Loader {
         let version: Version<'_> = unsafe { Version::from_record(record) };
         let slot = Slot::new(version);
         self.store.epochs.census().version_created(version.bytes());
+        self.record_bytes += version.bytes() as u64;
         if is_listed {
             self.listed.push((id, slot));
         } else {
@@ -347,7 +351,10 @@ impl Loader {
         self.store.revisions = revisions.finish(&self.store.epochs);
         // The store owns the records from here on, so the loader must not free them when it is dropped.
         self.store.settled_versions = self.listed.len() as u64 + self.in_blocks;
-        self.store.bytes_at_adoption = if self.store.base.is_some() { u64::MAX } else { 0 };
+        if self.store.base.is_some() {
+            // The versions that had to be loaded count as growth: the next base may contain most of them.
+            self.store.bytes_at_adoption = self.store.allocated().bytes().saturating_sub(self.record_bytes);
+        }
         (self.placed, self.records, self.listed) = (Vec::new(), Vec::new(), Vec::new());
         self.superseded.sort_unstable_by_key(|&(by, _)| by);
         let superseded = self.superseded.iter().map(|(_, slot)| *slot);

@@ -84,9 +84,9 @@ pub struct Stats {
     pub versions: u64,
     /// Bytes requested from the allocator for versions, nodes and separators, including garbage.
     pub bytes: u64,
-    /// Bytes by which the index has grown since a base was last adopted or loaded; all of [`Stats::bytes`] if
-    /// the store has no base. A new base would make about as many bytes free, if the versions are settled by
-    /// then.
+    /// Bytes by which the index has grown since a base was last adopted; after a load, the bytes of the records
+    /// that are not in blocks; all of [`Stats::bytes`] if the store has no base. A new base would make about as
+    /// many bytes free, if the versions are settled by then.
     pub pinned_bytes: u64,
     /// Number of versions, nodes and separators that are retired and not freed yet.
     pub garbage: usize,

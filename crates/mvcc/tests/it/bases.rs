@@ -582,6 +582,31 @@ fn a_base_takes_the_place_of_nearly_all_memory() {
 }
 
 #[test]
+fn what_a_start_had_to_load_counts_as_growth() {
+    const KEYS: u64 = 20_000;
+    let cache = Cache::new(0);
+    let (store, blocks) = with_base(KEYS, &cache);
+    let (current, compacted) = (store.current_revision(), store.compact_revision());
+    // Every `nth` block is loaded, as if a delta run had a version in its range.
+    let pinned = |nth: usize| {
+        let base = Base::new(Arc::<MemoryBlocks>::clone(&blocks), Arc::clone(&cache));
+        let mut loader = Loader::with_base(KEYS, current, base);
+        for (number, (block, is_settled)) in blocks.keys.iter().enumerate() {
+            match *is_settled && (number + 1) % nth != 0 {
+                true => loader.push_block(number as u32).unwrap(),
+                false => block.iter().for_each(|entry| loader.push(&entry.loaded()).unwrap()),
+            }
+        }
+        let mut store = loader.finish(current, compacted).unwrap();
+        drop(store.publish());
+        store.stats().pinned_bytes
+    };
+    let (none, half, all) = (pinned(usize::MAX), pinned(2), pinned(1));
+    assert!(none < 8000, "only the last block, which is not settled: {none}");
+    assert!(half > KEYS / 2 * 50 && all > KEYS * 50, "{half}, {all}");
+}
+
+#[test]
 fn an_old_base_is_referenced_until_its_last_view_is_dropped() {
     let cache = Cache::new(0);
     let (mut store, _) = with_base(2000, &cache);
