@@ -7,6 +7,7 @@ etcd serves a restored directory.
 
 import argparse
 import base64
+import contextlib
 import json
 import os
 import random
@@ -397,6 +398,23 @@ def refusals(bench, member):
     print("refusals: wrong credentials, a missing bucket and a wrong clock were said, and the backup went on", flush=True)
 
 
+@contextlib.contextmanager
+def directory_of_run(prefix, keep):
+    """A new directory. At the end all processes are killed; the directory is removed, unless it is to be kept or the run has failed."""
+    directory = Path(tempfile.mkdtemp(prefix=prefix))
+    try:
+        yield directory
+    except BaseException:
+        print(f"everything is in {directory}", file=sys.stderr)
+        keep = True
+        raise
+    finally:
+        for process in Process.all:
+            process.stop(signal.SIGKILL)
+        if not keep:
+            shutil.rmtree(directory)
+
+
 def main():
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--mainstay", required=True, help="the program mainstay")
@@ -408,22 +426,12 @@ def main():
     parser.add_argument("--keep", action="store_true", help="keep the directory")
     arguments = parser.parse_args()
     arguments.mainstay = str(Path(arguments.mainstay).resolve())
-    directory = Path(tempfile.mkdtemp(prefix="mainstay-backup-"))
-    try:
+    with directory_of_run("mainstay-backup-", arguments.keep) as directory:
         bench = Bench(arguments, directory)
         member = of_mainstay(bench, arguments.rounds)
         refusals(bench, member)
         for number, etcd in enumerate(arguments.etcd):
             of_etcd(bench, etcd, number, arguments.rounds // 3)
-    except BaseException:
-        print(f"everything is in {directory}", file=sys.stderr)
-        arguments.keep = True
-        raise
-    finally:
-        for process in Process.all:
-            process.stop(signal.SIGKILL)
-        if not arguments.keep:
-            shutil.rmtree(directory)
     print("ok")
 
 

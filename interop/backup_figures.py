@@ -9,16 +9,13 @@ import hashlib
 import json
 import random
 import shutil
-import signal
 import subprocess
-import sys
-import tempfile
 import threading
 import time
 import urllib.request
 from pathlib import Path
 
-from backup import Process, Server, cpu_seconds, text, wait_for
+from backup import Process, Server, cpu_seconds, directory_of_run, text, wait_for
 from ports import free_port
 
 
@@ -169,18 +166,8 @@ def main():
     parser.add_argument("--keep", action="store_true", help="keep the directory")
     arguments = parser.parse_args()
     arguments.mainstay = str(Path(arguments.mainstay).resolve())
-    directory = Path(tempfile.mkdtemp(prefix="mainstay-backup-figures-"))
-    try:
+    with directory_of_run("mainstay-backup-figures-", arguments.keep) as directory:
         {"shipping": shipping, "restore": restore}[arguments.what](arguments, directory)
-    except BaseException:
-        print(f"everything is in {directory}", file=sys.stderr)
-        arguments.keep = True
-        raise
-    finally:
-        for process in Process.all:
-            process.stop(signal.SIGKILL)
-        if not arguments.keep:
-            shutil.rmtree(directory)
     print("ok")
 
 

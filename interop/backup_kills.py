@@ -10,14 +10,12 @@ import json
 import random
 import shutil
 import signal
-import sys
-import tempfile
 import threading
 import time
 import urllib.request
 from pathlib import Path
 
-from backup import Bench, Process, Server, cpu_seconds, text, wait_for
+from backup import Bench, Process, Server, cpu_seconds, directory_of_run, text, wait_for
 from ports import free_port, free_ports
 
 KEYS = 400
@@ -150,9 +148,8 @@ def main():
     parser.add_argument("--keep", action="store_true", help="keep the directory")
     arguments = parser.parse_args()
     arguments.mainstay = str(Path(arguments.mainstay).resolve())
-    directory = Path(tempfile.mkdtemp(prefix="mainstay-backup-kills-"))
     generator = random.Random(arguments.seed)
-    try:
+    with directory_of_run("mainstay-backup-kills-", arguments.keep) as directory:
         bench = Bench(arguments, directory)
         members = cluster_of(directory, arguments.mainstay, 3)
         to, peer = bench.bucket("of-kills"), f"http://127.0.0.1:{free_port()}"
@@ -201,15 +198,6 @@ def main():
         shipper.stop()
         changed = [revision for revision, _, _ in events if revision > first]
         check(bench, to, members[0], events, generator.sample(changed, min(arguments.restores, len(changed))))
-    except BaseException:
-        print(f"everything is in {directory}", file=sys.stderr)
-        arguments.keep = True
-        raise
-    finally:
-        for process in Process.all:
-            process.stop(signal.SIGKILL)
-        if not arguments.keep:
-            shutil.rmtree(directory)
     print("ok")
 
 

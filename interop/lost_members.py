@@ -8,12 +8,10 @@ import argparse
 import random
 import shutil
 import signal
-import sys
-import tempfile
 import time
 from pathlib import Path
 
-from backup import Process, wait_for
+from backup import Process, directory_of_run, wait_for
 from backup_kills import Member, Writer, cluster_of, keys_of
 from ports import free_ports
 
@@ -105,9 +103,8 @@ def main():
     parser.add_argument("--seed", type=int, default=1, help="seed of the losses")
     parser.add_argument("--keep", action="store_true", help="keep the directory")
     arguments = parser.parse_args()
-    directory = Path(tempfile.mkdtemp(prefix="mainstay-lost-members-"))
     generator = random.Random(arguments.seed)
-    try:
+    with directory_of_run("mainstay-lost-members-", arguments.keep) as directory:
         cluster = Cluster(directory, str(Path(arguments.mainstay).resolve()))
         writers = [Writer(cluster.members, number, arguments.rate) for number in range(2)]
         for writer in writers:
@@ -146,15 +143,6 @@ def main():
         acknowledged, failed = (sum(of(writer) for writer in writers) for of in (lambda w: len(w.acknowledged), lambda w: w.failed))
         print(f"{len(times)} members lost, each replaced within {max(times):.1f} s; {acknowledged} puts acknowledged, none lost, "
               f"{failed} without an answer; revision {revision} equal at all members", flush=True)
-    except BaseException:
-        print(f"everything is in {directory}", file=sys.stderr)
-        arguments.keep = True
-        raise
-    finally:
-        for process in Process.all:
-            process.stop(signal.SIGKILL)
-        if not arguments.keep:
-            shutil.rmtree(directory)
     print("ok")
 
 
