@@ -57,7 +57,7 @@ enum Stage {
     Keys { from: Box<[u8]>, block: u32 },
 }
 
-/// Whether a base can be adopted.
+/// Result of [`Store::adoptable`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Adoptable {
     /// Now.
